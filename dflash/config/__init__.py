@@ -1,0 +1,45 @@
+"""The strict configuration tree of a run."""
+
+from dflash.config.data import AnswerConfig, DataConfig, PlanConfig
+from dflash.config.load import dump_config, flat_params, load_config, parse_config, section_hash
+from dflash.config.model import ClusterConfig, DrafterConfig, ExpectedTarget, RunConfig, TargetConfig
+from dflash.config.observe import EvaluateConfig, HealthConfig, SpikeConfig, TrackingConfig
+from dflash.config.reference import config_rows, reference_markdown
+from dflash.config.training import (
+    AnchorConfig,
+    CheckpointConfig,
+    LossConfig,
+    OptimizerConfig,
+    QueueConfig,
+    TrainConfig,
+)
+from dflash.config.tree import Config
+
+__all__ = [
+    "AnchorConfig",
+    "AnswerConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "Config",
+    "DataConfig",
+    "DrafterConfig",
+    "EvaluateConfig",
+    "ExpectedTarget",
+    "HealthConfig",
+    "LossConfig",
+    "OptimizerConfig",
+    "PlanConfig",
+    "QueueConfig",
+    "RunConfig",
+    "SpikeConfig",
+    "TargetConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "config_rows",
+    "dump_config",
+    "flat_params",
+    "load_config",
+    "parse_config",
+    "reference_markdown",
+    "section_hash",
+]

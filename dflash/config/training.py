@@ -1,0 +1,84 @@
+"""Training, loss and checkpoint sections of the configuration."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dflash.config.base import Section
+
+
+class LossConfig(Section):
+    """The training objective over the slots of a block."""
+
+    objective: Literal["decay", "dpace"] = Field("decay", description="Static decay, or D-PACE (arXiv 2605.18810).")
+    gamma: float = Field(4.0, gt=0, description="Decay length of `decay`, in slots (7 / 5 / 4 for K = 16 / 10 / 8).")
+    alpha: float = Field(0.5, ge=0, le=1, description="Smoothing of `dpace`.")
+    head_chunk_rows: int = Field(384, ge=1, description="Rows of one chunk of the head; rounded down to whole blocks.")
+
+
+class AnchorConfig(Section):
+    """How many blocks a sequence trains."""
+
+    per_supervised_token: float = Field(0.34, gt=0, le=1, description="Anchors for each supervised token.")
+    max_per_sequence: int = Field(12, ge=1, description="Cap a sequence.")
+    max_per_batch: int = Field(256, ge=1, description="Cap a micro-batch.")
+
+
+class OptimizerConfig(Section):
+    """AdamW on fp32 master weights."""
+
+    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay.")
+    eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+
+
+class QueueConfig(Section):
+    """Bounds of the queues between the stages of a replica."""
+
+    ready_bytes: int = Field(16 * 2**20, ge=1, description="Collated batches waiting for a target.")
+    feature_bytes: int = Field(256 * 2**20, ge=1, description="Target features waiting for the drafter (reorder window).")
+    log_records: int = Field(1024, ge=1, description="Log lines waiting for the writer; a drop is counted and is a finding.")
+
+
+class TrainConfig(Section):
+    """The drafter's training."""
+
+    epochs: int = Field(4, ge=1, description="Passes over the data.")
+    max_steps: int | None = Field(None, ge=1, description="Stop after this many optimizer steps; whole epochs if absent.")
+    lr: float = Field(6e-3, gt=0, description="Peak learning rate.")
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after the warm-up.")
+    warmup_frac: float = Field(0.04, ge=0, lt=1, description="Share of the steps spent warming up: lr*(step+1)/warmup.")
+    min_lr_frac: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
+    clip_norm: float = Field(1.0, gt=0, description="Gradient norm that larger ones are clipped to.")
+    accumulation_steps: int = Field(1, ge=1, description="Micro-batches an optimizer step.")
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="`auto`: float32 on a CPU, bfloat16 on a GPU."
+    )
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimizer.")
+    loss: LossConfig = Field(LossConfig(), description="Objective.")
+    anchors: AnchorConfig = Field(AnchorConfig(), description="Anchors.")
+    queues: QueueConfig = Field(QueueConfig(), description="Queue bounds.")
+    max_nonfinite_in_row: int = Field(
+        3, ge=1, description="Non-finite updates in a row that end the process with its own exit code."
+    )
+    heartbeat_s: float = Field(2.0, gt=0, description="Period of the heartbeat file, in seconds.")
+    max_restarts: int = Field(2, ge=0, description="Times a crashed trainer is started again from the last durable checkpoint.")
+
+
+class CheckpointConfig(Section):
+    """Checkpoints: how often, and which are kept."""
+
+    interval_steps: int = Field(200, ge=1, description="Optimizer steps between saves.")
+    keep_clean: int = Field(3, ge=1, description="Newest clean checkpoints that are never deleted.")
+    keep_other: int = Field(2, ge=0, description="Older other checkpoints that are kept besides.")
+    window_steps: int = Field(200, ge=1, description="Steps before a checkpoint that must be free of critical training findings.")
+    soak_steps: int = Field(200, ge=1, description="Steps after a checkpoint that must be free of critical onsets.")
+
+    @model_validator(mode="after")
+    def _soak_is_reachable(self) -> Self:
+        if self.soak_steps > 100 * self.interval_steps:
+            raise ValueError(f"soak_steps {self.soak_steps} is over 100 save intervals: nothing would ever become clean")
+        return self

@@ -1,0 +1,94 @@
+"""Tasks on numbers: sums, small stories, counting, sorting, times tables.
+
+Invariant: numbers stay below 200 and every intermediate result is written out, because the answer must be learnable by
+a model of about a million parameters that reads digits one by one.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from dflash.data.synthetic.conversation import Turn
+from dflash.data.synthetic.words import NAMES, THINGS
+
+
+def listed(items: list[str]) -> str:
+    """Return items as "a, b and c"."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def arithmetic(rng: Random) -> Turn:
+    """One sum, difference or product; the answer repeats the question as an equation."""
+    kind = rng.choice(("add", "add", "subtract", "multiply"))
+    if kind == "add":
+        a, b = rng.randint(1, 99), rng.randint(1, 60)
+        forms = (f"What is {a} + {b}?", f"Calculate {a} + {b}.", f"Add {b} to {a}.", f"How much is {a} plus {b}?")
+        return Turn(rng.choice(forms), f"{a} + {b} = {a + b}")
+    if kind == "subtract":
+        a = rng.randint(2, 99)
+        b = rng.randint(1, min(a, 60))
+        forms = (f"What is {a} - {b}?", f"Calculate {a} - {b}.", f"Take {b} from {a}.", f"How much is {a} minus {b}?")
+        return Turn(rng.choice(forms), f"{a} - {b} = {a - b}")
+    a, b = rng.randint(2, 12), rng.randint(2, 12)
+    forms = (f"What is {a} * {b}?", f"Calculate {a} * {b}.", f"Multiply {a} by {b}.", f"How much is {a} times {b}?")
+    return Turn(rng.choice(forms), f"{a} * {b} = {a * b}")
+
+
+def word_problem(rng: Random) -> Turn:
+    """A story of one person and two amounts; the answer shows the sum and then says the result."""
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    if rng.random() < 0.5:
+        a, b = rng.randint(2, 60), rng.randint(2, 30)
+        story = rng.choice((f"finds {b} more", f"buys {b} more"))
+        equation, result = f"{a} + {b} = {a + b}", a + b
+    else:
+        a = rng.randint(5, 60)
+        b = rng.randint(2, min(a - 1, 30))
+        story = rng.choice((f"loses {b} of them", f"sells {b} of them"))
+        equation, result = f"{a} - {b} = {a - b}", a - b
+    prompt = f"{name} has {a} {thing} and {story}. How many {thing} does {name} have now?"
+    return Turn(prompt, f"{equation}. {name} has {result} {thing} now.")
+
+
+def counting(rng: Random) -> Turn:
+    """A list of numbers up or down in steps of 1 to 10; from 3 to 56 numbers."""
+    step = rng.choice((1, 1, 2, 3, 5, 10))
+    length = rng.randint(3, 56 if step <= 2 else 20)
+    low = rng.randint(1, 120 - step * (length - 1)) if step * (length - 1) < 119 else rng.randint(1, 9)
+    values = [low + step * i for i in range(length)]
+    down = rng.random() < 0.35
+    if down:
+        values.reverse()
+    word = "down " if down else ""
+    by = "" if step == 1 else f" in steps of {step}"
+    forms = (
+        f"Count {word}from {values[0]} to {values[-1]}{by}.",
+        f"Please count {word}from {values[0]} to {values[-1]}{by}.",
+        f"List the numbers {word}from {values[0]} to {values[-1]}{by}.",
+    )
+    return Turn(rng.choice(forms), ", ".join(map(str, values)))
+
+
+def sorting(rng: Random) -> Turn:
+    """Three to seven different numbers below 100, put in rising or falling order."""
+    numbers = rng.sample(range(1, 100), rng.randint(3, 7))
+    falling = rng.random() < 0.3
+    text = ", ".join(map(str, numbers))
+    forms = (
+        (f"Sort these numbers from high to low: {text}.", f"Put in falling order: {text}.")
+        if falling
+        else (f"Sort these numbers: {text}.", f"Put in rising order: {text}.")
+    )
+    return Turn(rng.choice(forms), ", ".join(map(str, sorted(numbers, reverse=falling))))
+
+
+def times_table(rng: Random) -> Turn:
+    """The rows of one times table, one a line."""
+    base, rows = rng.randint(2, 15), rng.randint(3, 18)
+    forms = (
+        f"Write the {base} times table up to {rows}.",
+        f"Show the times table of {base} with {rows} rows.",
+        f"Give me {rows} rows of the {base} times table.",
+        f"Multiply {base} by each number from 1 to {rows}.",
+    )
+    return Turn(rng.choice(forms), "\n".join(f"{base} * {i} = {base * i}" for i in range(1, rows + 1)))

@@ -1,0 +1,106 @@
+"""Names inside a run's folder: pure paths, no I/O. Everything a person needs there is a plain file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Where everything of one run lies.
+
+    Attributes:
+        root: the run's folder, `<run.root>/<run.name>`.
+    """
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved configuration."""
+        return self.root / "config.yaml"
+
+    @property
+    def data_pointer(self) -> Path:
+        """JSON that names the data set's folder and fingerprint."""
+        return self.root / "data.json"
+
+    @property
+    def plan_dir(self) -> Path:
+        """Batch plan: `plan.parquet` and `manifest.json`."""
+        return self.root / "plan"
+
+    @property
+    def log(self) -> Path:
+        """Training log, the truth of what happened."""
+        return self.root / "train_log.jsonl"
+
+    @property
+    def trainer_output(self) -> Path:
+        """Standard output and error of torchrun and its ranks."""
+        return self.root / "trainer.out"
+
+    @property
+    def control_dir(self) -> Path:
+        """Requests to the supervisor, acknowledgements, heartbeat, lock and recorded pids."""
+        return self.root / "control"
+
+    @property
+    def requests_dir(self) -> Path:
+        """One `<key>.json` a request; `<key>.ack.json` beside it once executed."""
+        return self.control_dir / "requests"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Touched by the supervisor: `{pid, start_time, at}`."""
+        return self.control_dir / "heartbeat.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held (flock) by the one live supervisor."""
+        return self.control_dir / "lock"
+
+    @property
+    def trainer_pids(self) -> Path:
+        """Pids and start times of torchrun and its ranks, for reaping."""
+        return self.control_dir / "pids.json"
+
+    @property
+    def health_dir(self) -> Path:
+        """`state.json`, `report.json`, `report.html`, `decisions/`."""
+        return self.root / "health"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """`step-N/` folders."""
+        return self.root / "checkpoints"
+
+    @property
+    def ledger(self) -> Path:
+        """Append-only transitions of checkpoints."""
+        return self.checkpoints_dir / "ledger.jsonl"
+
+    @property
+    def eval_dir(self) -> Path:
+        """Evaluation results."""
+        return self.root / "eval"
+
+    @property
+    def export_dir(self) -> Path:
+        """Exported drafter."""
+        return self.root / "export"
+
+    @property
+    def summary(self) -> Path:
+        """Closing table."""
+        return self.root / "summary.json"
+
+    @property
+    def tracking_state(self) -> Path:
+        """MLflow run id and the offset of the log forwarded so far."""
+        return self.root / "tracking.json"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the state after `step` updates."""
+        return self.checkpoints_dir / f"step-{step}"

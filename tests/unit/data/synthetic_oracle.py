@@ -1,0 +1,180 @@
+"""Independent solver of the synthetic tasks: reads only the prompt, knows nothing of the generator's code.
+
+`check_answer(kind, prompt, answer)` raises AssertionError when the answer is not the right one.
+"""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def numbers_in(text: str) -> list[int]:
+    """All whole numbers of a text in order."""
+    return [int(found) for found in re.findall(r"\d+", text)]
+
+
+def check_arithmetic(prompt: str, answer: str) -> None:
+    """The result by counting on fingers: repeated steps of one, never the operator the generator uses."""
+    first, second = numbers_in(prompt)
+    left, operator, right, equals, result = answer.split(" ")
+    if prompt.startswith(("Add", "Take")):
+        first, second = second, first
+    assert (int(left), int(right), equals) == (first, second, "=")
+    words = {
+        "+": ("+", "plus", "Add"),
+        "-": (" - ", "minus", "Take"),
+        "*": ("*", "times", "Multiply"),
+    }
+    assert any(word in prompt for word in words[operator])
+    counted = {
+        "+": lambda: len(list(range(first)) + list(range(second))),
+        "-": lambda: len(range(second, first)),
+        "*": lambda: sum(first for _ in range(second)),
+    }[operator]()
+    assert int(result) == counted
+
+
+def check_word_problem(prompt: str, answer: str) -> None:
+    """More if the person finds or buys, fewer if the person loses or sells."""
+    had, change = numbers_in(prompt)
+    more = "finds" in prompt or "buys" in prompt
+    result = had + change if more else had - change
+    name, thing = prompt.split()[0], prompt.split()[3]
+    assert answer == f"{had} {'+' if more else '-'} {change} = {result}. {name} has {result} {thing} now."
+
+
+def check_counting(prompt: str, answer: str) -> None:
+    """The listed numbers walk from the first to the last in the asked step."""
+    first, last, *step = numbers_in(prompt)
+    size = step[0] if step else 1
+    assert ("down" in prompt) == (last < first)
+    walk = [first]
+    while walk[-1] != last:
+        walk.append(walk[-1] + (size if last > first else -size))
+        assert len(walk) < 1000
+    assert answer == ", ".join(str(value) for value in walk)
+
+
+def check_sorting(prompt: str, answer: str) -> None:
+    """Insertion by selection of the smallest remaining number."""
+    remaining = numbers_in(prompt)
+    ordered = []
+    while remaining:
+        smallest = min(remaining)
+        remaining.remove(smallest)
+        ordered.append(smallest)
+    if "high to low" in prompt or "falling" in prompt:
+        ordered = ordered[::-1]
+    assert answer == ", ".join(map(str, ordered))
+
+
+def check_times_table(prompt: str, answer: str) -> None:
+    """Each row is the row before plus the base."""
+    given = numbers_in(prompt)
+    if prompt.startswith("Give"):
+        rows, base = given
+    elif prompt.startswith("Multiply"):
+        base, _, rows = given
+    else:
+        base, rows = given
+    product, lines = 0, []
+    for row in range(1, rows + 1):
+        product += base
+        lines.append(f"{base} * {row} = {product}")
+    assert answer.split("\n") == lines
+
+
+_SAMPLE_ITEMS = [0, 3, 7, 8, 15, 15, 29, 30, 31, 44, 59, 60, 61, 90]
+
+
+def _expected_behaviour(name: str) -> Callable[[Any], Any]:
+    """What a function of this name must do, said in other words than the generated source."""
+    *words, text = name.split("_")
+    constant = int(text)
+    verb = words[0]
+    scalar = {"add": lambda x: x - -constant, "subtract": lambda x: x + -constant, "multiply": lambda x: constant * x}
+    if verb in scalar:
+        return scalar[verb]
+    keeps = {"above": constant.__lt__, "below": constant.__gt__, "not": constant.__ne__}[words[1]]
+    gather = {"keep": list, "count": lambda kept: len(list(kept)), "sum": sum}[verb]
+    return lambda items: gather(filter(keeps, items))
+
+
+def check_python_function(prompt: str, answer: str) -> None:
+    """Run the source: the names asked for, their behaviour on samples, and the examples of their docstrings."""
+    asked = re.findall(r"[a-z]+(?:_[a-z]+)*_\d+", prompt)
+    namespace: dict[str, Any] = {}
+    exec(compile(answer, "answer", "exec"), namespace)
+    defined = re.findall(r"^def (\w+)", answer, flags=re.MULTILINE)
+    assert defined == asked
+    for name in asked:
+        expected = _expected_behaviour(name)
+        samples: list[Any] = [_SAMPLE_ITEMS, []] if "(items)" in answer.split(f"def {name}")[1][:7] else [0, 1, 10, 77]
+        for sample in samples:
+            assert namespace[name](sample) == expected(sample)
+        assert namespace[name].__doc__
+        for example in doctest.DocTestFinder(recurse=False).find(namespace[name], name, globs=namespace):
+            assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
+
+
+def check_json_record(prompt: str, answer: str) -> None:
+    """The parsed JSON equals the record or list that the prompt spells out."""
+    parsed = json.loads(answer)
+    values = {"age": int}
+    if "JSON list" in prompt:
+        key = re.search(r"name and (\w+): ", prompt)
+        assert key is not None
+        pairs = [entry.split(", ") for entry in prompt.split(": ", 1)[1].split("; ")]
+        convert = values.get(key[1], str)
+        assert parsed == [{"name": name, key[1]: convert(value)} for name, value in pairs]
+        return
+    body = re.split(r"JSON record with |Turn into JSON: ", prompt)[1].rstrip(".")
+    fields = [entry.split(" ") for entry in re.split(r", | and ", body)]
+    assert parsed == {key: values.get(key, str)(value) for key, value in fields}
+    assert list(parsed) == [key for key, _ in fields]
+
+
+def check_letters(prompt: str, answer: str) -> None:
+    """Reverse, spell, repeat or alphabet, told apart by the prompt's wording."""
+    if ":" in prompt:
+        given = prompt.split(": ")[1]
+        assert answer == given[::-1]
+    elif "pell" in prompt:
+        words = re.split(r", | and ", re.split(r"the words? ", prompt)[1].rstrip(".?"))
+        assert answer.split("\n") == [f"{word}: {' '.join(list(word))}" for word in words]
+    elif "times" in prompt or "lines" in prompt:
+        (count,) = numbers_in(prompt)
+        lines = answer.split("\n")
+        word = lines[0].removeprefix("1. ")
+        assert f" {word} " in prompt.replace(".", " ")
+        assert lines == [f"{number}. {word}" for number in range(1, count + 1)]
+    else:
+        first, last = re.findall(r"\b([a-z])\b", prompt)
+        assert answer == " ".join(chr(code) for code in range(ord(first), ord(last) + 1))
+
+
+CHECKS: dict[str, Callable[[str, str], None]] = {
+    "arithmetic": check_arithmetic,
+    "word_problem": check_word_problem,
+    "counting": check_counting,
+    "sorting": check_sorting,
+    "times_table": check_times_table,
+    "python_function": check_python_function,
+    "json_record": check_json_record,
+    "letters": check_letters,
+}
+
+
+def check_some(prompt: str, answer: str) -> str:
+    """Return the one kind whose check accepts the turn; AssertionError if none does."""
+    for kind, check in CHECKS.items():
+        try:
+            check(prompt, answer)
+        except (AssertionError, ValueError, IndexError, KeyError, SyntaxError, NameError):
+            continue
+        return kind
+    raise AssertionError(f"no check accepts {prompt!r} -> {answer!r}")
