@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """A strict, immutable configuration section."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

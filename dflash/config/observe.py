@@ -21,14 +21,21 @@ class SpikeConfig(Section):
     grad_z: float = Field(6.0, gt=0, description="Gradient spike.")
     recover_z: float = Field(2.0, gt=0, description="A spike is over once z is back under this.")
     recover_steps: int = Field(50, ge=1, description="Steps after which an unrecovered spike is critical.")
+    recover_points: int = Field(
+        3, ge=1, description="Calm points in a row that separate two spikes; least evidence that one is unrecovered."
+    )
     cluster_spikes: int = Field(3, ge=2, description="Spikes inside `cluster_steps` that are critical.")
     cluster_steps: int = Field(20, ge=1, description="Window of `cluster_spikes`.")
+    chance_p: float = Field(
+        0.01, gt=0, lt=1, description="Chance of a cluster, at the run's own rate of spikes, under which it is critical."
+    )
 
 
 class HealthConfig(Section):
     """What the health check judges and how often."""
 
     check_interval_s: float = Field(5.0, gt=0, description="Seconds between checks while a run trains.")
+    report_interval_s: float = Field(30.0, ge=0, description="Seconds between drawings of report.html while nothing new is found.")
     spike: SpikeConfig = Field(SpikeConfig(), description="Spike thresholds.")
     nonfinite_skips: int = Field(3, ge=1, description="Skipped non-finite steps that are critical ...")
     nonfinite_window_steps: int = Field(100, ge=1, description="... inside this many steps.")
@@ -36,6 +43,10 @@ class HealthConfig(Section):
     queue_window: int = Field(64, ge=8, description="Records that the queue detector looks back over.")
     queue_level_frac: float = Field(0.75, gt=0, le=1, description="Queue level against its settled level that is a finding.")
     queue_p: float = Field(0.01, gt=0, lt=1, description="Mann-Kendall p-value of a decline.")
+    queue_min_level: float = Field(4.0, gt=0, description="Settled level under which a queue is too short to judge.")
+    lr_tolerance_frac: float = Field(
+        0.02, gt=0, lt=1, description="Share of the peak that the logged learning rate may be off the schedule."
+    )
     stale_factor: float = Field(10.0, gt=1, description="No record for this many median step times: stale.")
     stale_min_s: float = Field(60.0, gt=0, description="A log is never stale before this many seconds.")
     min_coverage_frac: float = Field(0.99, gt=0, le=1, description="Share of steps the log must cover to be judged.")

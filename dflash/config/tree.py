@@ -56,9 +56,10 @@ class Config(Section):
                 raise ValueError(
                     f"drafter.hidden_size {self.drafter.hidden_size} differs from the target's hidden size {expected.hidden_size}"
                 )
-            if self.drafter.target_layer_ids[-1] >= expected.num_hidden_layers:
+            # The last layer is seen by no engine before the final norm, so it is no tap (0-based numbers).
+            if self.drafter.target_layer_ids[-1] >= expected.num_hidden_layers - 1:
                 raise ValueError(
                     f"drafter.target_layer_ids names layer {self.drafter.target_layer_ids[-1]} of a target with "
-                    f"{expected.num_hidden_layers} layers (0-based)"
+                    f"{expected.num_hidden_layers} layers: 0..{expected.num_hidden_layers - 2} can be tapped"
                 )
         return self

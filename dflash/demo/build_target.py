@@ -21,7 +21,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from dflash.data.synthetic import generate_conversations
-from dflash.demo.examples import encode, length_batches, pool_seed, training_batches
+from dflash.demo.examples import encode, length_batches, pool_seed, training_steps
 from dflash.demo.recipe import SHIPPED_RECIPE, TargetRecipe, model_config
 from dflash.demo.tokenizer import MAX_POSITIONS, save_tokenizer, train_tokenizer
 from dflash.demo.training import exact_answers, train
@@ -34,7 +34,7 @@ REPORT_NAME = "training_report.json"
 def grade(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, recipe: TargetRecipe) -> dict[str, Any]:
     """Return the exact-answer rates on held-out conversations, overall and per kind."""
     chats = list(generate_conversations(seed=recipe.seed, count=recipe.heldout_conversations, split="heldout"))
-    batches = length_batches(encode(tokenizer, chats), batch_tokens=8192, pad_id=tokenizer.pad_token_id)
+    batches = length_batches(encode(tokenizer, chats), batch_tokens=8192, pad_id=tokenizer.pad_token_id, end_weight=1.0)
     counts = exact_answers(model, batches)
     exact, total = (sum(pair[i] for pair in counts.values()) for i in range(2))
     return {
@@ -44,9 +44,7 @@ def grade(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, recipe:
     }
 
 
-def save_target(
-    folder: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, report: dict[str, Any]
-) -> None:
+def save_target(folder: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, report: dict[str, Any]) -> None:
     """Write a Hugging Face folder with the report, replacing an older one only when the new one is complete."""
     beside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
@@ -70,9 +68,7 @@ def build(recipe: TargetRecipe, *, out: Path, checkpoint_dir: Path | None) -> di
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     started = time.monotonic()
-    corpus = generate_conversations(
-        seed=pool_seed(seed=recipe.seed, pool=0), count=recipe.tokenizer_conversations, split="train"
-    )
+    corpus = generate_conversations(seed=pool_seed(seed=recipe.seed, pool=0), count=recipe.tokenizer_conversations, split="train")
     tokenizer = train_tokenizer(corpus)
     config = model_config(
         recipe,
@@ -101,10 +97,15 @@ def build(recipe: TargetRecipe, *, out: Path, checkpoint_dir: Path | None) -> di
             logger.info("checkpoint %s: %s", checkpoint_dir / f"step-{step}", json.dumps(so_far))
             model.train()
 
-    batches = training_batches(
-        tokenizer, seed=recipe.seed, pool_conversations=recipe.pool_conversations, batch_tokens=recipe.batch_tokens
+    stream = training_steps(
+        tokenizer,
+        seed=recipe.seed,
+        pool_conversations=recipe.pool_conversations,
+        step_conversations=recipe.step_conversations,
+        batch_tokens=recipe.batch_tokens,
+        end_weight=recipe.end_weight,
     )
-    conversations, tokens = train(model, batches, recipe=recipe, on_checkpoint=on_checkpoint)
+    conversations, tokens = train(model, stream, recipe=recipe, on_checkpoint=on_checkpoint)
     final = {**report(recipe.steps), "training_conversations": conversations, "training_tokens": tokens}
     save_target(out, model=model, tokenizer=tokenizer, report=final)
     return final

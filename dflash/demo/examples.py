@@ -2,14 +2,14 @@
 
 Invariant: exactly the assistant contents and the `<|im_end|>` that closes each of them are supervised. Padding is on the
 right and unsupervised, so causal attention never sees it and no attention mask is needed.
-The price: sorting pools of a few thousand chats by length leaves about 2 % of padding.
+The price: about 12 % of a step's tokens are padding, because a step mixes chats of all lengths.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from random import Random
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -26,13 +26,26 @@ class Example:
     ids: tuple[int, ...]
     answer_of: tuple[int, ...]
 
+    def weights(self, *, end_weight: float) -> tuple[float, ...]:
+        """Loss weight per id: 1 / sqrt(tokens of its answer), the token that ends the answer `end_weight` times that.
+
+        So short answers are not drowned by long ones, nor the one decision to stop by the many to go on.
+        """
+        lengths = Counter(self.answer_of)
+        following = (*self.answer_of[1:], -1)
+        return tuple(
+            0.0 if answer < 0 else (1.0 if after == answer else end_weight) * lengths[answer] ** -0.5
+            for answer, after in zip(self.answer_of, following, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded examples: `ids` [B, S] int64, `answer_of` [B, S] int64 (-1: not supervised), and their kinds."""
+    """Right-padded examples: `ids`, `answer_of` (-1: not supervised) int64 [B, S], `weights` float32 [B, S], kinds."""
 
     ids: torch.Tensor
     answer_of: torch.Tensor
+    weights: torch.Tensor
     kinds: tuple[str, ...]
 
 
@@ -66,44 +79,49 @@ def encode(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Synthetic
     return examples
 
 
-def collate(examples: Sequence[Example], *, pad_id: int) -> Batch:
+def collate(examples: Sequence[Example], *, pad_id: int, end_weight: float) -> Batch:
     """Pad examples on the right to the longest of them."""
     width = max(len(example.ids) for example in examples)
     ids = torch.full((len(examples), width), pad_id, dtype=torch.int64)
     answer_of = torch.full((len(examples), width), -1, dtype=torch.int64)
+    weights = torch.zeros(len(examples), width)
     for row, example in enumerate(examples):
+        weights[row, : len(example.ids)] = torch.tensor(example.weights(end_weight=end_weight))
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         answer_of[row, : len(example.ids)] = torch.tensor(example.answer_of)
-    return Batch(ids=ids, answer_of=answer_of, kinds=tuple(example.kind for example in examples))
+    return Batch(ids=ids, answer_of=answer_of, weights=weights, kinds=tuple(example.kind for example in examples))
 
 
-def length_batches(examples: Sequence[Example], *, batch_tokens: int, pad_id: int) -> list[Batch]:
+def length_batches(examples: Sequence[Example], *, batch_tokens: int, pad_id: int, end_weight: float) -> list[Batch]:
     """Cut examples, sorted by length, into batches of at most `batch_tokens` padded tokens (at least one example)."""
     batches: list[Batch] = []
     group: list[Example] = []
     for example in sorted(examples, key=lambda item: len(item.ids)):
         if group and (len(group) + 1) * len(example.ids) > batch_tokens:
-            batches.append(collate(group, pad_id=pad_id))
+            batches.append(collate(group, pad_id=pad_id, end_weight=end_weight))
             group = []
         group.append(example)
     if group:
-        batches.append(collate(group, pad_id=pad_id))
+        batches.append(collate(group, pad_id=pad_id, end_weight=end_weight))
     return batches
 
 
-def training_batches(
-    tokenizer: PreTrainedTokenizerBase, *, seed: int, pool_conversations: int, batch_tokens: int
-) -> Iterator[Batch]:
-    """Yield batches of fresh training conversations without end, pool after pool, shuffled within each pool."""
+def training_steps(
+    tokenizer: PreTrainedTokenizerBase, *, seed: int, pool_conversations: int, step_conversations: int, batch_tokens: int, end_weight: float
+) -> Iterator[list[Batch]]:
+    """Yield without end the batches of one optimizer step: fresh training conversations of every kind and length.
+
+    Each step mixes all lengths (a step of equal lengths would be a step of one task kind); only inside the step are
+    conversations sorted into batches of similar length.
+    """
     pool = 0
     while True:
         # A pool is its own seed, so the stream needs no state and never repeats a conversation's random numbers.
-        chats = list(
-            generate_conversations(seed=pool_seed(seed=seed, pool=pool), count=pool_conversations, split="train")
-        )
-        batches = length_batches(encode(tokenizer, chats), batch_tokens=batch_tokens, pad_id=tokenizer.pad_token_id)
-        Random(f"{seed}/order/{pool}").shuffle(batches)
-        yield from batches
+        chats = list(generate_conversations(seed=pool_seed(seed=seed, pool=pool), count=pool_conversations, split="train"))
+        examples = encode(tokenizer, chats)
+        for start in range(0, pool_conversations, step_conversations):
+            chosen = examples[start : start + step_conversations]
+            yield length_batches(chosen, batch_tokens=batch_tokens, pad_id=tokenizer.pad_token_id, end_weight=end_weight)
         pool += 1
 
 

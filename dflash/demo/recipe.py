@@ -17,16 +17,20 @@ class TargetRecipe:
 
     seed: int
     steps: int
+    step_conversations: int
     batch_tokens: int
     pool_conversations: int
     tokenizer_conversations: int
     heldout_conversations: int
+    end_weight: float
     hidden_size: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     intermediate_size: int
+    rope_theta: float
+    init_std: float
     peak_lr: float
     warmup_steps: int
     weight_decay: float
@@ -37,16 +41,20 @@ class TargetRecipe:
 SHIPPED_RECIPE = TargetRecipe(
     seed=20,
     steps=8000,
-    batch_tokens=2048,
-    pool_conversations=4096,
+    step_conversations=24,
+    batch_tokens=1024,
+    pool_conversations=4800,
     tokenizer_conversations=6000,
     heldout_conversations=900,
+    end_weight=1.0,
     hidden_size=128,
     layers=4,
     heads=4,
     kv_heads=2,
     head_dim=32,
     intermediate_size=384,
+    rope_theta=1e6,
+    init_std=0.05,
     peak_lr=4e-3,
     warmup_steps=200,
     weight_decay=0.1,
@@ -66,7 +74,8 @@ def model_config(recipe: TargetRecipe, *, vocab_size: int, max_positions: int, p
         num_key_value_heads=recipe.kv_heads,
         head_dim=recipe.head_dim,
         max_position_embeddings=max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        initializer_range=recipe.init_std,
         tie_word_embeddings=True,
         bos_token_id=None,
         pad_token_id=pad_id,

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch.nn import functional
@@ -51,36 +51,47 @@ def _optimizer(model: PreTrainedModel, recipe: TargetRecipe) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=_ADAM_BETAS, fused=True)
 
 
+def _accumulate_gradients(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
+    """Add up the gradients of one step's weighted mean cross-entropy over all its batches, and return that mean."""
+    total_weight = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
+    mean = 0.0
+    for batch in batches:
+        logits, labels = _answer_logits(model, batch)
+        weights = batch.weights[:, 1:][batch.answer_of[:, 1:] >= 0]
+        loss = (functional.cross_entropy(logits, labels, reduction="none") * weights).sum() / total_weight
+        loss.backward()  # type: ignore[no-untyped-call]
+        mean += loss.item()
+    return mean
+
+
 def train(
     model: PreTrainedModel,
-    batches: Iterator[Batch],
+    steps: Iterator[Sequence[Batch]],
     *,
     recipe: TargetRecipe,
     on_checkpoint: Callable[[int], None],
 ) -> tuple[int, int]:
     """Train `model` in place for `recipe.steps` steps; call `on_checkpoint(step)` every so many finished steps.
 
-    Returns the numbers of conversations and of tokens (padding not counted) that were consumed.
+    Returns the numbers of conversations and of tokens (padding counted) that were consumed.
     """
     model.train()
     optimizer = _optimizer(model, recipe)
     conversations = tokens = 0
     started = time.monotonic()
     for step in range(recipe.steps):
-        batch = next(batches)
+        batches = next(steps)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step=step)
-        logits, labels = _answer_logits(model, batch)
-        loss = functional.cross_entropy(logits, labels)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = _accumulate_gradients(model, batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
         optimizer.step()
-        conversations += batch.ids.shape[0]
-        tokens += batch.ids.numel()
+        conversations += sum(batch.ids.shape[0] for batch in batches)
+        tokens += sum(batch.ids.numel() for batch in batches)
         if step % _LOG_EVERY_STEPS == 0 or step == recipe.steps - 1:
             seconds = time.monotonic() - started
-            logger.info("step %d loss %.4f tokens/s %.0f after %.0f s", step, loss.item(), tokens / seconds, seconds)
+            logger.info("step %d loss %.4f tokens/s %.0f after %.0f s", step, loss, tokens / seconds, seconds)
         if (step + 1) % recipe.checkpoint_every_steps == 0 and step + 1 < recipe.steps:
             on_checkpoint(step + 1)
     return conversations, tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ def from_json(kind: type[RecordT], text: str | bytes, *, origin: str) -> RecordT
         DataError: not JSON, or fields do not fit.
     """
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except ValueError as error:
         raise DataError(f"{origin} is not JSON: {error}", remedy="restore the file or build it again") from error
     if not isinstance(raw, dict):
@@ -70,12 +71,20 @@ def from_dict(kind: type[RecordT], raw: Mapping[str, Any], *, origin: str) -> Re
     return kind(**values)
 
 
+def _finite(text: str) -> float:
+    """NaN and Infinity, which JSON lacks and Python's parser admits, and numbers too large for a float are no values."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
 def _check_version(fields: Mapping[str, Any], raw: Mapping[str, Any], origin: str) -> None:
     if "schema_version" not in fields:
         return
     wanted = fields["schema_version"].default
     found = raw.get("schema_version")
-    if found != wanted:
+    if type(found) is not int or found != wanted:
         raise SchemaVersionError(
             f"{origin} has schema version {found!r}, this code reads {wanted}",
             remedy="build the file again with this version of the code, or use the version that wrote it",
@@ -117,7 +126,8 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float:
-        return float(_checked(isinstance(value, int | float) and not isinstance(value, bool), value, where, hint))
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(_checked(number, value, where, hint))
     if hint is int:
         return _checked(isinstance(value, int) and not isinstance(value, bool), value, where, hint)
     return _checked(isinstance(value, hint), value, where, hint)

@@ -125,9 +125,18 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PlanManifest:
-    """A batch plan's identity and quality; `plan.parquet` beside it holds the batches."""
+    """A batch plan's identity and quality; `plan.parquet` beside it holds the batches.
+
+    Attributes:
+        plan_sha256: SHA-256 over the batches themselves, independent of the file format.
+        settings: the `plan` section that it was made with.
+        samples: samples of one epoch.
+        tokens, padded_tokens: over all epochs; their ratio is the padding efficiency.
+        bucket_run_feasible: whether `settings.max_bucket_run` can be kept at all with this mix of buckets.
+    """
 
     plan_sha256: str
+    settings: Mapping[str, Any]
     data_fingerprint: str
     seed: int
     epochs: int

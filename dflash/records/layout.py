@@ -27,6 +27,11 @@ class RunPaths:
         return self.root / "data.json"
 
     @property
+    def reused(self) -> Path:
+        """JSON list of what stages found unchanged and took over."""
+        return self.root / "reused.json"
+
+    @property
     def plan_dir(self) -> Path:
         """Batch plan: `plan.parquet` and `manifest.json`."""
         return self.root / "plan"
@@ -65,6 +70,11 @@ class RunPaths:
     def trainer_pids(self) -> Path:
         """Pids and start times of torchrun and its ranks, for reaping."""
         return self.control_dir / "pids.json"
+
+    @property
+    def trainer_exit(self) -> Path:
+        """How the trainer process ended, written by itself; absent if it died."""
+        return self.control_dir / "trainer_exit.json"
 
     @property
     def health_dir(self) -> Path:

@@ -15,6 +15,7 @@ from dflash.data.synthetic.conversation import Split, SyntheticConversation, Tur
 from dflash.data.synthetic.lengths import estimated_tokens
 from dflash.data.synthetic.prompts import split_of
 from dflash.data.synthetic.words import SYSTEM_PROMPTS
+from dflash.errors import DataError
 
 _SINGLE: dict[str, Callable[[Random], Turn]] = {
     "arithmetic": number_tasks.arithmetic,
@@ -68,12 +69,13 @@ def generate_conversations(
 ) -> Iterator[SyntheticConversation]:
     """Yield `count` conversations of the given kinds (None: all kinds, equally often), each wholly within one split.
 
-    Raises ValueError on the first step if a kind is not one of `TASK_KINDS` or no kind is given.
+    Raises DataError on the first step if a kind is not one of `TASK_KINDS` or no kind is given.
     """
     chosen = tuple(TASK_KINDS if kinds is None else kinds)
     unknown = sorted(set(chosen) - set(TASK_KINDS))
     if unknown or not chosen:
-        raise ValueError(f"task kinds {unknown or 'missing'}: choose from {', '.join(TASK_KINDS)}")
+        named = ", ".join(unknown) or "none given"
+        raise DataError(f"unknown synthetic task kinds: {named}", remedy=f"choose from {', '.join(TASK_KINDS)}")
     for index in range(count):
         rng = Random(f"{seed}/{split}/{index}")
         kind = rng.choice(chosen)

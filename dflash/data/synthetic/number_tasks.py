@@ -17,18 +17,27 @@ def listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
+def _worked(a: int, operator: str, b: int) -> tuple[str, int]:
+    """Return "a + b = ..." worked out tens first, then ones, and the result; operator is "+" or "-"."""
+    sign = 1 if operator == "+" else -1
+    result = a + sign * b
+    tens, ones = b // 10 * 10, b % 10
+    between = f" = {a + sign * tens} {operator} {ones}" if tens and ones else ""
+    return f"{a} {operator} {b}{between} = {result}", result
+
+
 def arithmetic(rng: Random) -> Turn:
-    """One sum, difference or product; the answer repeats the question as an equation."""
+    """One sum, difference or product; the answer is the equation, worked out in two steps where it is hard."""
     kind = rng.choice(("add", "add", "subtract", "multiply"))
     if kind == "add":
         a, b = rng.randint(1, 99), rng.randint(1, 60)
         forms = (f"What is {a} + {b}?", f"Calculate {a} + {b}.", f"Add {b} to {a}.", f"How much is {a} plus {b}?")
-        return Turn(rng.choice(forms), f"{a} + {b} = {a + b}")
+        return Turn(rng.choice(forms), _worked(a, "+", b)[0])
     if kind == "subtract":
         a = rng.randint(2, 99)
         b = rng.randint(1, min(a, 60))
         forms = (f"What is {a} - {b}?", f"Calculate {a} - {b}.", f"Take {b} from {a}.", f"How much is {a} minus {b}?")
-        return Turn(rng.choice(forms), f"{a} - {b} = {a - b}")
+        return Turn(rng.choice(forms), _worked(a, "-", b)[0])
     a, b = rng.randint(2, 12), rng.randint(2, 12)
     forms = (f"What is {a} * {b}?", f"Calculate {a} * {b}.", f"Multiply {a} by {b}.", f"How much is {a} times {b}?")
     return Turn(rng.choice(forms), f"{a} * {b} = {a * b}")
@@ -40,12 +49,12 @@ def word_problem(rng: Random) -> Turn:
     if rng.random() < 0.5:
         a, b = rng.randint(2, 60), rng.randint(2, 30)
         story = rng.choice((f"finds {b} more", f"buys {b} more"))
-        equation, result = f"{a} + {b} = {a + b}", a + b
+        equation, result = _worked(a, "+", b)
     else:
         a = rng.randint(5, 60)
         b = rng.randint(2, min(a - 1, 30))
         story = rng.choice((f"loses {b} of them", f"sells {b} of them"))
-        equation, result = f"{a} - {b} = {a - b}", a - b
+        equation, result = _worked(a, "-", b)
     prompt = f"{name} has {a} {thing} and {story}. How many {thing} does {name} have now?"
     return Turn(prompt, f"{equation}. {name} has {result} {thing} now.")
 

@@ -43,7 +43,7 @@ def check_word_problem(prompt: str, answer: str) -> None:
     had, change = numbers_in(prompt)
     more = "finds" in prompt or "buys" in prompt
     result = had + change if more else had - change
-    name, thing = prompt.split()[0], prompt.split()[3]
+    name, _, _, thing, *_ = prompt.split()
     assert answer == f"{had} {'+' if more else '-'} {change} = {result}. {name} has {result} {thing} now."
 
 
@@ -68,7 +68,7 @@ def check_sorting(prompt: str, answer: str) -> None:
         remaining.remove(smallest)
         ordered.append(smallest)
     if "high to low" in prompt or "falling" in prompt:
-        ordered = ordered[::-1]
+        ordered.reverse()
     assert answer == ", ".join(map(str, ordered))
 
 
@@ -108,9 +108,9 @@ def check_python_function(prompt: str, answer: str) -> None:
     """Run the source: the names asked for, their behaviour on samples, and the examples of their docstrings."""
     asked = re.findall(r"[a-z]+(?:_[a-z]+)*_\d+", prompt)
     namespace: dict[str, Any] = {}
-    exec(compile(answer, "answer", "exec"), namespace)
+    exec(compile(answer, "answer", "exec"), namespace)  # noqa: S102 - the generator's own source is what is tested
     defined = re.findall(r"^def (\w+)", answer, flags=re.MULTILINE)
-    assert defined == asked
+    assert defined == asked != []
     for name in asked:
         expected = _expected_behaviour(name)
         samples: list[Any] = [_SAMPLE_ITEMS, []] if "(items)" in answer.split(f"def {name}")[1][:7] else [0, 1, 10, 77]

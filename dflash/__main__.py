@@ -1,0 +1,7 @@
+"""`python -m dflash`."""
+
+import sys
+
+from dflash.cli import main
+
+sys.exit(main())

@@ -1,0 +1,42 @@
+"""Checkpoints: durable writing, verified loading, the ledger of their states, retention."""
+
+from dflash.checkpoint.choose import newest_durable
+from dflash.checkpoint.clean import Evidence, Transition, propose_transitions
+from dflash.checkpoint.layout import LATEST, LATEST_CLEAN, list_checkpoints
+from dflash.checkpoint.ledger import Ledger, clean_steps, current_states, is_legal, read_ledger
+from dflash.checkpoint.load import LoadedCheckpoint, load_checkpoint, read_manifest, read_state, verify_checkpoint
+from dflash.checkpoint.pointers import point_to, read_pointer
+from dflash.checkpoint.remove import remove_checkpoint, remove_leftovers
+from dflash.checkpoint.retention import checkpoints_to_delete
+from dflash.checkpoint.save import CheckpointContent, RunIdentity, save_checkpoint
+from dflash.checkpoint.writer import CheckpointWriter, WriterHooks
+
+__all__ = [
+    "LATEST",
+    "LATEST_CLEAN",
+    "CheckpointContent",
+    "CheckpointWriter",
+    "Evidence",
+    "Ledger",
+    "LoadedCheckpoint",
+    "RunIdentity",
+    "Transition",
+    "WriterHooks",
+    "checkpoints_to_delete",
+    "clean_steps",
+    "current_states",
+    "is_legal",
+    "list_checkpoints",
+    "load_checkpoint",
+    "newest_durable",
+    "point_to",
+    "propose_transitions",
+    "read_ledger",
+    "read_manifest",
+    "read_pointer",
+    "read_state",
+    "remove_checkpoint",
+    "remove_leftovers",
+    "save_checkpoint",
+    "verify_checkpoint",
+]

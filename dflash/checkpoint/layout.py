@@ -1,0 +1,50 @@
+"""Names inside `checkpoints/`: which folders are checkpoints, and what each holds.
+
+Invariant: `step-N` exists under that name only when it is complete; unfinished and condemned folders carry a suffix
+and are never read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DRAFTER_FILE = "drafter.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "trainer.json"
+MANIFEST_FILE = "manifest.json"
+WRITING_SUFFIX = ".tmp"
+REPLACED_SUFFIX = ".old"
+DELETED_SUFFIX = ".deleted"
+
+LATEST = "latest"
+LATEST_CLEAN = "latest_clean"
+
+_STEP_NAME = re.compile(r"step-(0|[1-9]\d*)")
+
+
+def folder_name(step: int) -> str:
+    """Folder of the state after `step` updates."""
+    return f"step-{step}"
+
+
+def step_of(name: str) -> int | None:
+    """Step of a complete checkpoint's folder name, None for any other name."""
+    match = _STEP_NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def list_checkpoints(directory: Path) -> list[int]:
+    """Steps of the complete checkpoints in `directory`, ascending; contents are not verified."""
+    if not directory.is_dir():
+        return []
+    steps = (step_of(path.name) for path in directory.iterdir() if (path / MANIFEST_FILE).is_file())
+    return sorted(step for step in steps if step is not None)
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """Folders that a killed writer or a killed deletion left behind."""
+    if not directory.is_dir():
+        return []
+    suffixes = (WRITING_SUFFIX, REPLACED_SUFFIX, DELETED_SUFFIX)
+    return sorted(path for path in directory.iterdir() if path.is_dir() and path.name.endswith(suffixes))

@@ -1,0 +1,109 @@
+"""The ledger: an append-only file of checkpoint state transitions, written by the run's supervisor only.
+
+Invariant: only legal transitions are appended, each as one synced line; a line torn by a kill stays one torn line and
+is skipped by every reader. A checkpoint written again by a later segment starts anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dflash.errors import DataError, RunStateError, SchemaVersionError
+from dflash.records import CheckpointState, LedgerEntry, from_json, to_json
+from dflash.storage import fsync_dir
+
+logger = logging.getLogger(__name__)
+
+LEGAL: Mapping[CheckpointState | None, frozenset[CheckpointState]] = {
+    None: frozenset({"writing", "bad"}),
+    "writing": frozenset({"durable", "bad"}),
+    "durable": frozenset({"probation", "bad"}),
+    "probation": frozenset({"clean", "suspect", "bad"}),
+    "clean": frozenset({"suspect", "bad"}),
+    "suspect": frozenset({"bad"}),
+    "bad": frozenset(),
+}
+"""`clean` can be demoted when an onset is dated back; nothing but a new write leads out of `bad`."""
+
+
+def is_legal(current: LedgerEntry | None, entry: LedgerEntry) -> bool:
+    """Whether `entry` may follow `current`, the last entry of the same step."""
+    if current is None or entry.segment > current.segment:
+        return entry.state in LEGAL[None]
+    return entry.segment == current.segment and entry.state in LEGAL[current.state]
+
+
+def read_ledger(path: Path) -> list[LedgerEntry]:
+    """All entries in order; torn lines are skipped with a warning.
+
+    Raises:
+        SchemaVersionError: written by another version of the code.
+    """
+    if not path.is_file():
+        return []
+    entries = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line:
+            continue
+        try:
+            entries.append(from_json(LedgerEntry, line, origin=f"{path}:{number}"))
+        except SchemaVersionError:
+            raise
+        except DataError as error:
+            logger.warning("skipped a torn line of the ledger: %s", error.what)
+    return entries
+
+
+def current_states(entries: Iterable[LedgerEntry]) -> dict[int, LedgerEntry]:
+    """The last entry of every step."""
+    return {entry.step: entry for entry in entries}
+
+
+def clean_steps(path: Path) -> tuple[int, ...]:
+    """Steps whose checkpoint is clean now, ascending."""
+    return tuple(sorted(step for step, entry in current_states(read_ledger(path)).items() if entry.state == "clean"))
+
+
+class Ledger:
+    """The writer's side: appends legal transitions and knows the current state of every step."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._current = current_states(read_ledger(path))
+
+    @property
+    def current(self) -> Mapping[int, LedgerEntry]:
+        """Last entry of every step."""
+        return dict(self._current)
+
+    def append(self, entry: LedgerEntry) -> None:
+        """Append one transition durably.
+
+        Raises:
+            RunStateError: the transition is not legal.
+        """
+        before = self._current.get(entry.step)
+        if not is_legal(before, entry):
+            shown = "nothing" if before is None else f"{before.state} (segment {before.segment})"
+            raise RunStateError(
+                f"checkpoint step-{entry.step}: {shown} cannot become {entry.state} (segment {entry.segment})",
+                remedy="two supervisors may be writing one ledger; let only one train this run",
+            )
+        created = not self._path.exists()
+        with self._path.open("a+b") as file:
+            file.write(line_break_if_torn(file.fileno()) + to_json(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if created:
+            fsync_dir(self._path.parent)
+        self._current[entry.step] = entry
+
+
+def line_break_if_torn(descriptor: int) -> bytes:
+    r"""`\n` if the file's last line was torn by a kill, so that the next line starts cleanly; else nothing."""
+    size_bytes = os.fstat(descriptor).st_size
+    return b"\n" if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n" else b""

@@ -1,0 +1,47 @@
+"""The command line: the same functions as the Prefect tasks, without a server.
+
+Exit codes: 0 ok, 1 user error, 2 usage, 20 unhealthy, 21 halted, 22 blind, 23 too many non-finite updates,
+24 stopped on request, 25 trainer crashed, 26 not lossless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from dflash.cli import config_commands, data_commands, evaluate_commands, health_commands, train_commands
+from dflash.cli.output import configure_logging
+from dflash.errors import EXIT_OK, DflashError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command tree."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dflash",
+        description="Train a DFlash drafter for a frozen target LLM, and know that the run is healthy.",
+        epilog=f"Exit codes: {(__doc__ or '').split('Exit codes: ')[1].strip()}",
+    )
+    groups = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in (data_commands, train_commands, health_commands, evaluate_commands, config_commands):
+        module.register(groups)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = build_parser().parse_args(argv)
+    configure_logging(arguments.verbose)
+    try:
+        code: int = arguments.run(arguments)
+    except DflashError as error:
+        if arguments.json:
+            print(json.dumps({"error": type(error).__name__, "what": error.what, "remedy": error.remedy}))
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader (`| head`) has seen enough; nothing may be flushed at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    return code

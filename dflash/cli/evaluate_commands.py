@@ -1,0 +1,48 @@
+"""`python -m dflash evaluate ...`: measure acceptance, summarise and compare runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dflash.cli.arguments import add_command, add_run_dir
+from dflash.cli.output import emit, progress_printer
+from dflash.evaluate.compare import compare_summaries
+from dflash.records import to_dict
+from dflash.stages import closing_text, evaluate_stage, load_summary, open_bench, reopen_run, summarise_stage
+
+
+def register(groups: Any) -> None:
+    """Add the `evaluate` and `compare` commands."""
+    evaluate = add_command(
+        groups, "evaluate", "decode held-out prompts, lossless, beside plain decoding; write the summary", _evaluate
+    )
+    add_run_dir(evaluate)
+    evaluate.add_argument("--checkpoint", type=Path, help="evaluate only this checkpoint folder")
+    compare = add_command(groups, "compare", "one table of several finished runs", _compare)
+    compare.add_argument("run_dirs", type=Path, nargs="+", help="folders of finished runs")
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    run = reopen_run(arguments.run_dir)
+    bench = open_bench(run)
+    show = progress_printer()
+    if arguments.checkpoint is not None:
+        result = evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint)
+        low, high = result.acceptance_ci
+        text = f"acceptance length {result.acceptance_length:.2f} [{low:.2f}, {high:.2f}], lossless: {result.lossless}"
+        emit(arguments, to_dict(result), text)
+        return 0
+    for which in ("untrained", "trained"):
+        evaluate_stage(run, bench, which=which, progress=show)
+    summary = summarise_stage(run)
+    emit(arguments, to_dict(summary), closing_text(run, summary))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    summaries = [load_summary(run_dir) for run_dir in arguments.run_dirs]
+    comparison = compare_summaries(summaries)
+    emit(arguments, list(comparison.rows), comparison.text)
+    return 0

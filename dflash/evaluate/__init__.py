@@ -1,0 +1,1 @@
+"""Lossless decoding, acceptance metrics, prompt sets, and tables of results."""

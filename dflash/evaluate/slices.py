@@ -1,0 +1,162 @@
+"""Acceptance by kind of prompt and by context length, and the alarms drawn from it.
+
+Context bins double (1-31, 32-63, 64-127, ...): they need no setting, stay comparable between runs and data sets, and
+their resolution is relative, as the effect is. An alarm is a warning and never a verdict: acceptance also differs
+between kinds of prompts, and long contexts are often of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash.evaluate.bootstrap import IntArray, percentile_interval, resampled_ratios
+from dflash.evaluate.metrics import VerificationTable, acceptance_metrics
+
+FIRST_EDGE_TOKENS = 32
+"""Upper edge of the first context bin; every further bin is twice as wide."""
+
+FALL_FRAC = 0.8
+"""Acceptance at long contexts below this share of that at short ones is an alarm (with the interval behind it)."""
+
+MIN_VERIFICATIONS = 30
+"""A context bin with fewer verifications, or fewer than `MIN_PROMPTS` prompts, is not judged."""
+
+MIN_PROMPTS = 4
+
+
+def slice_by_kind(
+    table: VerificationTable, kinds: Sequence[str], *, positions: int, counts: IntArray, confidence: float
+) -> dict[str, Any]:
+    """Metrics of each kind of prompt; `kinds[p]` is the kind of prompt p."""
+    labels = np.asarray(kinds)
+    return {
+        str(kind): _slice(table, table.select(labels[table.prompt] == kind), positions, counts, confidence)
+        for kind in sorted(set(kinds))
+        if (labels[table.prompt] == kind).any()
+    }
+
+
+def slice_by_context(table: VerificationTable, *, positions: int, counts: IntArray, confidence: float) -> dict[str, Any]:
+    """Metrics of each context bin, keyed `first-last` in tokens, in rising order."""
+    bins = context_bins(table.context_tokens)
+    slices = {}
+    for index in np.unique(bins):
+        low, high = bin_edges(int(index))
+        part = _slice(table, table.select(bins == index), positions, counts, confidence)
+        slices[f"{low}-{high - 1}"] = {"from_tokens": low, "to_tokens": high - 1, **part}
+    return slices
+
+
+def context_bins(context_tokens: IntArray) -> IntArray:
+    """Index of the doubling bin of each context length: 0 below 32 tokens, 1 below 64, and so on."""
+    return np.floor(np.log2(np.maximum(context_tokens / (FIRST_EDGE_TOKENS / 2), 1.0))).astype(np.int64)
+
+
+def bin_edges(index: int) -> tuple[int, int]:
+    """First context length of a bin, and the first one behind it."""
+    return (0 if index == 0 else FIRST_EDGE_TOKENS << (index - 1), FIRST_EDGE_TOKENS << index)
+
+
+def alarms(table: VerificationTable, *, prompts: int, counts: IntArray, confidence: float, bigram_level: float) -> list[str]:
+    """Sentences about pathologies that a good-looking pipeline can hide.
+
+    Args:
+        table: verifications of all prompts.
+        prompts: number of prompts.
+        counts: bootstrap resamples.
+        confidence: level of the interval that the context alarm is judged by.
+        bigram_level: see `bigram_accuracy`; NaN if it is unknown.
+    """
+    found = []
+    if int(table.counted.sum()) == len(table):
+        found.append(
+            "acceptance length is exactly 1.00: no draft was ever accepted; look for a wrong mask token, vocabulary or tap layer"
+        )
+    first = float((table.accepted_counted >= 1).mean())
+    if first < bigram_level:
+        found.append(
+            f"first-position acceptance {first:.2f} is below the bigram level {bigram_level:.2f}: "
+            "the drafter knows less than the previous token alone tells"
+        )
+    found += _context_alarm(table, prompts=prompts, counts=counts, confidence=confidence)
+    return found
+
+
+def bigram_accuracy(answers: Sequence[Sequence[int]]) -> float:
+    """Share of answer tokens guessed by the most frequent follower of the token before, counted on the other answers.
+
+    Returns:
+        Accuracy in 0..1 over all tokens that have a predecessor in their answer; NaN if there are none.
+    """
+    pairs = [np.stack([np.asarray(answer[:-1]), np.asarray(answer[1:])], axis=1) for answer in answers if len(answer) > 1]
+    if not pairs:
+        return float("nan")
+    table: dict[tuple[int, int], int] = {}
+    followers: dict[int, set[int]] = {}
+    for previous, following in np.concatenate(pairs).tolist():
+        table[previous, following] = table.get((previous, following), 0) + 1
+        followers.setdefault(previous, set()).add(following)
+    right = total = 0
+    for own in pairs:
+        own_counts: dict[tuple[int, int], int] = {}
+        for previous, following in own.tolist():
+            own_counts[previous, following] = own_counts.get((previous, following), 0) + 1
+        for previous, following in own.tolist():
+            others = {word: table[previous, word] - own_counts.get((previous, word), 0) for word in followers[previous]}
+            guess = max(others, key=lambda word: (others[word], -word))
+            right += int(others[guess] > 0 and guess == following)
+            total += 1
+    return right / total
+
+
+def _slice(
+    whole: VerificationTable, part: VerificationTable, positions: int, counts: IntArray, confidence: float
+) -> dict[str, Any]:
+    prompts = counts.shape[1]
+    figures = acceptance_metrics(part, prompts=prompts, positions=positions, counts=counts, confidence=confidence)
+    return {
+        "prompts": int(np.unique(part.prompt).size),
+        "verifications": figures.verifications,
+        "verification_frac": figures.verifications / len(whole),
+        "acceptance_length": figures.acceptance_length,
+        "acceptance_ci": [None if np.isnan(end) else end for end in figures.acceptance_ci],
+        "accepted_length": figures.accepted_length,
+        "survival_per_position": list(figures.survival_per_position),
+    }
+
+
+def _context_alarm(table: VerificationTable, *, prompts: int, counts: IntArray, confidence: float) -> list[str]:
+    judged = _judged_bins(table)
+    if len(judged) < 2:
+        return []
+    bins = context_bins(table.context_tokens)
+    short = _resampled_length(table.select(bins == judged[0]), prompts, counts)
+    long = _resampled_length(table.select(bins == judged[-1]), prompts, counts)
+    low, high = percentile_interval(long / short, confidence=confidence)
+    if np.isnan(high) or high >= FALL_FRAC:
+        return []
+    near, far = bin_edges(judged[0]), bin_edges(judged[-1])
+    sentence = (
+        f"acceptance falls with context length: at {far[0]}-{far[1] - 1} tokens it is {low:.2f} to {high:.2f} of that at "
+        f"{near[0]}-{near[1] - 1}; compare kinds of prompts, then the training lengths"
+    )
+    return [sentence]
+
+
+def _judged_bins(table: VerificationTable) -> list[int]:
+    bins = context_bins(table.context_tokens)
+    judged = []
+    for index in np.unique(bins):
+        inside = bins == index
+        if inside.sum() >= MIN_VERIFICATIONS and np.unique(table.prompt[inside]).size >= MIN_PROMPTS:
+            judged.append(int(index))
+    return judged
+
+
+def _resampled_length(part: VerificationTable, prompts: int, counts: IntArray) -> npt.NDArray[np.float64]:
+    passes = part.sum_by_prompt(np.ones(len(part), dtype=np.int64), prompts=prompts)
+    return resampled_ratios(part.sum_by_prompt(part.counted, prompts=prompts), passes, counts=counts)

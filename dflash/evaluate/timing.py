@@ -1,0 +1,66 @@
+"""Speed-up over plain decoding: the same prompts, in alternation, prefill excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash.evaluate.bootstrap import FloatArray, IntArray, percentile_interval, resampled_ratios
+from dflash.evaluate.decode import PlainTrace, SpeculativeTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Decoding times in seconds a token, over all tokens but each answer's first, which the prefill makes.
+
+    Attributes:
+        speedup: pooled plain time a token over pooled speculative time a token.
+        speedup_ci: bootstrap interval over prompts.
+        speedup_median: median over prompts of their own speed-ups.
+    """
+
+    plain_s_per_token: float
+    speculative_s_per_token: float
+    speedup: float
+    speedup_ci: tuple[float, float]
+    speedup_median: float
+
+
+def measure_timing(
+    plain: Sequence[PlainTrace], speculative: Sequence[SpeculativeTrace], *, counts: IntArray, confidence: float
+) -> Timing | None:
+    """Compare decoding times of the same prompts.
+
+    Args:
+        plain: traces of prompt 0..P-1.
+        speculative: of the same prompts.
+        counts: bootstrap resamples `[R, P]`.
+        confidence: level of the interval.
+
+    Returns:
+        The times, or None if no answer has a second token.
+    """
+    plain_s, plain_tokens = _sums(plain)
+    fast_s, fast_tokens = _sums(speculative)
+    if plain_tokens.sum() == 0 or fast_tokens.sum() == 0:
+        return None
+    timed = (plain_tokens > 0) & (fast_tokens > 0)
+    slow, fast = plain_s.sum() / plain_tokens.sum(), fast_s.sum() / fast_tokens.sum()
+    resampled = resampled_ratios(plain_s, plain_tokens, counts=counts) / resampled_ratios(fast_s, fast_tokens, counts=counts)
+    own = (plain_s[timed] / plain_tokens[timed]) / (fast_s[timed] / fast_tokens[timed])
+    return Timing(
+        plain_s_per_token=float(slow),
+        speculative_s_per_token=float(fast),
+        speedup=float(slow / fast),
+        speedup_ci=percentile_interval(resampled, confidence=confidence),
+        speedup_median=float(np.median(own)) if own.size else float(slow / fast),
+    )
+
+
+def _sums(traces: Sequence[PlainTrace] | Sequence[SpeculativeTrace]) -> tuple[FloatArray, FloatArray]:
+    """Decoding seconds and tokens behind the first of each prompt; an answer of one token took no decoding."""
+    tokens = np.array([len(trace.tokens) - 1 for trace in traces], dtype=np.float64)
+    seconds = np.array([trace.decode_s for trace in traces], dtype=np.float64)
+    return np.where(tokens > 0, seconds, 0.0), tokens

@@ -1,0 +1,127 @@
+"""An evaluation as plain files: JSON, Parquet, JSON lines, PNG.
+
+Invariant: `result.json` is written last, so a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash.evaluate.metrics import VerificationTable
+from dflash.evaluate.plots import draw_plots
+from dflash.evaluate.run import Evaluation
+from dflash.records import to_json
+from dflash.storage import atomic_write_bytes, atomic_write_text
+
+VERIFICATIONS_SCHEMA_VERSION = 1
+RESULT_FILE = "result.json"
+VERIFICATIONS_FILE = "verifications.parquet"
+PROMPTS_FILE = "prompts.jsonl"
+EVIDENCE_FILE = "evidence.json"
+
+
+def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
+    """Write an evaluation into a folder, which is made if it is missing.
+
+    Args:
+        evaluation: from `evaluate_drafter` or `evaluate_candidates`.
+        folder: e.g. `eval/trained-step-600`; files of an earlier evaluation there are replaced.
+
+    Returns:
+        The files: `result.json` (the record), `evidence.json` (timing and proof of losslessness), `verifications.parquet`
+        (one row a verification), `prompts.jsonl` (one line a prompt), and plots.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT_FILE).unlink(missing_ok=True)
+    contents = {
+        VERIFICATIONS_FILE: _parquet(evaluation),
+        PROMPTS_FILE: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _prompt_rows(evaluation)).encode(),
+        EVIDENCE_FILE: (json.dumps(evidence(evaluation), indent=2) + "\n").encode(),
+        **draw_plots(evaluation.result),
+    }
+    for name, content in contents.items():
+        atomic_write_bytes(folder / name, content)
+    atomic_write_text(folder / RESULT_FILE, to_json(evaluation.result, indent=2) + "\n")
+    return [folder / name for name in (RESULT_FILE, *contents)]
+
+
+def evidence(evaluation: Evaluation) -> dict[str, Any]:
+    """What stands behind the speed-up and behind `lossless`, as JSON-able values."""
+    state, timing = evaluation.state, evaluation.timing
+    return {
+        "timing": None if timing is None else asdict(timing),
+        "state_test": {
+            "relative_difference": _finite(state.relative),
+            "controls": {name: _finite(value) for name, value in state.controls.items()},
+            "judged": state.judged,
+            "holds": state.holds,
+        },
+        "differing_prompts": [
+            {
+                "prompt": evaluation.contests[index].prompt.id,
+                "first_differing_token": near_tie.position,
+                "margin": _finite(near_tie.margin),
+                "rounding": _finite(near_tie.rounding),
+                "excused": near_tie.excused,
+            }
+            for index, near_tie in sorted(evaluation.near_ties.items())
+        ],
+    }
+
+
+def _parquet(evaluation: Evaluation) -> bytes:
+    table: VerificationTable = evaluation.table
+    prompts = [contest.prompt for contest in evaluation.contests]
+    columns = {
+        "prompt": pa.array(table.prompt, pa.int32()),
+        "prompt_id": pa.array([prompts[index].id for index in table.prompt.tolist()], pa.string()),
+        "kind": pa.array([prompts[index].kind for index in table.prompt.tolist()], pa.string()),
+        "context_tokens": pa.array(table.context_tokens, pa.int32()),
+        "drafted": pa.array(table.drafted, pa.int32()),
+        "accepted": pa.array(table.accepted, pa.int32()),
+        "counted": pa.array(table.counted, pa.int32()),
+    }
+    metadata = {"dflash_schema_version": str(VERIFICATIONS_SCHEMA_VERSION), "drafter": evaluation.result.drafter}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _prompt_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
+    rows = []
+    for index, contest in enumerate(evaluation.contests):
+        trace = contest.speculative[evaluation.position]
+        verifications = len(trace.verifications)
+        counted = sum(step.counted for step in trace.verifications)
+        rows.append(
+            {
+                "prompt": index,
+                "id": contest.prompt.id,
+                "kind": contest.prompt.kind,
+                "prompt_hash": contest.prompt.prompt_hash,
+                "prompt_tokens": len(contest.prompt.prompt_ids),
+                "answer_tokens": len(trace.tokens),
+                "answer_ids": list(trace.tokens),
+                "verifications": verifications,
+                "acceptance_length": counted / verifications if verifications else None,
+                "plain_decode_s": contest.plain.decode_s,
+                "speculative_decode_s": trace.decode_s,
+                "equals_plain": trace.tokens == contest.plain.tokens,
+            }
+        )
+    return rows
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON can hold; None stands for infinite."""
+    return value if value - value == 0 else None

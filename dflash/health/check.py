@@ -1,0 +1,255 @@
+"""The streaming checker: log items in, a report out, with a state that can be saved at any moment.
+
+Invariant: the report depends on the items (and the clock handed in), never on how they were cut into readings nor on
+how often the state was saved and restored in between.
+
+The hard decision: only live records count, so a segment that starts before the newest step takes the detectors back
+to that step. Snapshots at the steps that a run can start again from (multiples of the save interval, begun saves,
+starts of segments) make that exact without a second reading of the log.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from dflash.config import CheckpointConfig, HealthConfig, TrainConfig, section_hash
+from dflash.errors import DataError
+from dflash.health.decision import decide
+from dflash.health.detectors import Integrity
+from dflash.health.detectors.grad_spike import composition
+from dflash.health.detectors.staleness import stale_finding, staleness_summary
+from dflash.health.history import Curve, History, Point
+from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
+from dflash.health.live import LiveSteps
+from dflash.health.panel import Panel, PanelState
+from dflash.health.verdict import Evidence, judge
+from dflash.records import Finding, HealthReport
+
+STATE_VERSION = 1
+_SEGMENT_EVENTS = frozenset({"start", "resume", "rollback_end"})
+_SEVERITY_ORDER = {"critical": 0, "warn": 1, "info": 2}
+
+
+class CheckerState(msgspec.Struct, frozen=True):
+    """Everything a checker knows; `config` is the hash of what it judges by."""
+
+    version: int
+    config: str
+    live: LiveSteps
+    panel: PanelState
+    snapshots: list[PanelState]
+    integrity: dict[str, Any]
+    history: History
+    replaced: bool
+
+
+class HealthChecker:
+    """Judges one run's log as it grows.
+
+    Args:
+        health: thresholds.
+        train: the learning-rate schedule.
+        checkpoint: save interval, and the window that a warning stays current for.
+    """
+
+    def __init__(self, health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> None:
+        self._health, self._checkpoint = health, checkpoint
+        self._config = section_hash(health, train, checkpoint)
+        self._integrity = Integrity()
+        self._panel = Panel(health, train, checkpoint)
+        self._fresh = self._panel.state(0)
+        self._live = LiveSteps()
+        self._history = History()
+        self._replaced = False
+
+    @property
+    def history(self) -> History:
+        """The curves for the report."""
+        return self._history
+
+    def feed(self, items: Iterable[LogItem]) -> None:
+        """Judge the next items of the log, in order."""
+        for item in items:
+            if isinstance(item, StepLine):
+                self._see_step(item)
+            elif isinstance(item, EventLine):
+                self._see_event(item)
+            elif isinstance(item, TornLine):
+                self._integrity.on_torn(item, self._live.last)
+            else:
+                self._integrity.on_replaced(item, self._live.last)
+                self._replaced = True
+
+    def report(self, *, run: str, now_s: float, ended: bool, clean_steps: Sequence[int]) -> HealthReport:
+        """Judge what has been fed so far.
+
+        Args:
+            run: name of the run.
+            now_s: wall time, in the log's clock.
+            ended: the run is over, so silence is right.
+            clean_steps: steps of the checkpoints that the ledger calls clean.
+        """
+        context, live = self._panel.context, self._live
+        stale = stale_finding(self._health, context, now_s=now_s, ended=ended, last_step=live.last)
+        findings = [*self._panel.findings(), *self._integrity.reported(), *([stale] if stale is not None else [])]
+        findings.sort(key=_order)
+        evidence = Evidence(
+            findings=findings,
+            steps=context.steps,
+            last_step=live.last,
+            coverage_frac=self._coverage_frac(),
+            loss_points=self._panel.loss.checked,
+            learning=self._panel.loss.learning(),
+            recent_steps=self._checkpoint.window_steps,
+            min_coverage_frac=self._health.min_coverage_frac,
+            ended=ended,
+        )
+        verdict, headline = judge(evidence)
+        detectors = [detector.summary() for detector in (*self._panel.detectors, self._integrity)]
+        detectors.append(staleness_summary(self._health, context, found=stale is not None, ended=ended))
+        return HealthReport(
+            run=run,
+            verdict=verdict,
+            headline=headline,
+            checked_at=datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds"),
+            segment=max(live.segment, 0),
+            first_step=0 if live.last >= 0 else None,
+            last_step=live.last if live.last >= 0 else None,
+            records=context.steps,
+            coverage_frac=evidence.coverage_frac,
+            detectors=tuple(detectors),
+            findings=tuple(findings),
+            decision=decide(findings, run=run, clean_steps=clean_steps),
+            stats=self._stats(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything the checker knows, as JSON-able values."""
+        state = CheckerState(
+            version=STATE_VERSION,
+            config=self._config,
+            live=self._live,
+            panel=self._panel.state(self._live.last + 1),
+            snapshots=self._panel.snapshots,
+            integrity=self._integrity.state(),
+            history=self._history,
+            replaced=self._replaced,
+        )
+        plain: dict[str, Any] = msgspec.to_builtins(state, str_keys=True)
+        return plain
+
+    @classmethod
+    def from_state(
+        cls, state: Mapping[str, Any], health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig
+    ) -> HealthChecker:
+        """The checker that gave `state`.
+
+        Raises:
+            DataError: the state is damaged, of another version, or was made with another configuration.
+        """
+        checker = cls(health, train, checkpoint)
+        remedy = "delete the state file: the log is then read from its beginning"
+        try:
+            saved = msgspec.convert(state, CheckerState, str_keys=True)
+            if saved.version != STATE_VERSION or saved.config != checker._config:
+                raise DataError("the saved state belongs to another version or configuration", remedy=remedy)
+            checker._live, checker._history, checker._replaced = saved.live, saved.history, saved.replaced
+            checker._panel.load(saved.panel)
+            checker._panel.snapshots = saved.snapshots
+            checker._integrity.load(saved.integrity)
+        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the saved state of the health check is damaged: {error}", remedy=remedy) from error
+        return checker
+
+    def _see_step(self, record: StepLine) -> None:
+        if self._replaced:
+            self._after_replacement(record.segment, record.step)
+        if self._live.begins_segment(record.segment):
+            self._begin_segment(record.segment, record.step)
+        elif record.step % self._checkpoint.interval_steps == 0:
+            self._snapshot(record.step)
+        arrival = self._live.arrive(record.segment, record.step)
+        self._integrity.on_arrival(record, arrival, self._panel.context)
+        if arrival.kind in ("next", "gap"):
+            self._panel.see_step(record)
+            self._remember(record)
+
+    def _see_event(self, event: EventLine) -> None:
+        if self._replaced and event.event in _SEGMENT_EVENTS:
+            self._after_replacement(event.segment, event.step)
+        if event.event in _SEGMENT_EVENTS and self._live.begins_segment(event.segment):
+            self._begin_segment(event.segment, event.step)
+        if event.segment < self._live.segment:
+            return
+        if event.event == "save_begin":
+            self._snapshot(event.step)
+        self._panel.see_event(event)
+        self._integrity.on_event(event)
+
+    def _after_replacement(self, segment: int, step: int) -> None:
+        """A log that goes on where the old one ended was rotated; any other is judged from nothing."""
+        self._replaced = False
+        goes_on = segment >= self._live.segment and step == self._live.last + 1
+        if not goes_on:
+            self._panel.snapshots = []
+            self._panel.load(self._fresh)
+            self._live, self._history = LiveSteps(), History()
+
+    def _begin_segment(self, segment: int, step: int) -> None:
+        first = self._live.segments == 0
+        if step <= self._live.last:
+            self._panel.rewind(step)
+            self._history.rewind(step)
+        self._live.begin_segment(segment, step)
+        if not first:
+            self._panel.new_process()
+            self._integrity.on_new_process()
+            self._integrity.on_segment(segment, step)
+        self._snapshot(step)
+
+    def _snapshot(self, step: int) -> None:
+        if step == self._live.last + 1:
+            self._panel.snapshot(step)
+
+    def _remember(self, record: StepLine) -> None:
+        for batch in record.micro_batches:
+            if batch.ce_sum is not None and batch.n_tokens > 0:
+                curve = self._history.loss.get(batch.bucket) or self._history.loss.setdefault(batch.bucket, Curve())
+                if curve.wants_next():
+                    band = self._panel.loss.usual_and_limit(batch.bucket)
+                    curve.keep(Point(record.step, batch.ce_sum / batch.n_tokens, *band))
+        key = composition(record)
+        if record.grad_norm is not None and key is not None:
+            curve = self._history.grad_norm.get(key) or self._history.grad_norm.setdefault(key, Curve())
+            if curve.wants_next():
+                curve.keep(Point(record.step, record.grad_norm, *self._panel.gradient.usual_and_limit(key)))
+
+    def _coverage_frac(self) -> float:
+        expected = self._live.last + 1
+        return (self._live.covered() - self._panel.context.steps_without_loss) / expected if expected else 0.0
+
+    def _stats(self) -> dict[str, Any]:
+        context, live = self._panel.context, self._live
+        return {
+            "segments": live.segments,
+            "dead_records": live.dead,
+            "total_steps": context.total_steps,
+            "finished": context.finished,
+            "longest_bucket_run": self._panel.run_length.longest,
+            "buckets": {
+                str(bucket): {"loss_median": math.exp(level.median), "log_loss_scale": level.scale, "tokens_per_batch": level.count}
+                for bucket, level in self._panel.loss.levels().items()
+            },
+            "last": None if context.last is None else msgspec.to_builtins(context.last),
+            "step_time_median_s": context.step_time_median_s(),
+        }
+
+
+def _order(finding: Finding) -> tuple[int, int, int, str, int]:
+    bucket = -1 if finding.bucket is None else finding.bucket
+    return _SEVERITY_ORDER[finding.severity], finding.onset_step, finding.first_step, finding.detector, bucket

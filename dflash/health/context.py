@@ -1,0 +1,105 @@
+"""What every detector may know of the run besides the record in hand: a short, bounded memory of recent steps.
+
+Invariant: a pure function of the live records and events seen so far; no clock, no file.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dflash.health.baseline import median_of_sorted
+from dflash.health.lines import EventLine, StepLine
+
+RECENT_STEPS = 512  # longest span whose batches a critical finding can name
+STEP_TIMES = 64
+_SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
+# Signs of life of the trainer itself; a heartbeat only proves that the log writer lives.
+_LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged", "save_durable", "finish"})
+
+
+class RecentStep(msgspec.Struct):
+    """A step of the recent past: the batches it consumed and how far its gradient norm stood out."""
+
+    step: int
+    batch_ids: list[int]
+    grad_z: float | None
+
+
+class LastValues(msgspec.Struct, frozen=True):
+    """The newest readings, for the report's first screen."""
+
+    ce: float | None
+    accuracy: float
+    accepted_length: float
+    lr: float
+    tokens_per_s: float
+
+
+class RunContext(msgspec.Struct):
+    """Shared memory of the detectors.
+
+    Attributes:
+        steps: live step records seen.
+        steps_without_loss: of them, those that carry neither a loss nor the word that it was not finite.
+        open_saves: steps whose save has begun and not ended.
+        total_steps: optimizer steps the schedule is laid out for, once known.
+        last_life_s: wall time of the trainer's last sign of life.
+        last_loss_spike: step of the newest loss spike in any bucket.
+    """
+
+    steps: int = 0
+    steps_without_loss: int = 0
+    recent: list[RecentStep] = msgspec.field(default_factory=list)
+    open_saves: list[int] = msgspec.field(default_factory=list)
+    total_steps: int | None = None
+    last_life_s: float | None = None
+    step_times_s: list[float] = msgspec.field(default_factory=list)
+    last_loss_spike: int | None = None
+    last: LastValues | None = None
+    finished: bool = False
+
+    def see_step(self, record: StepLine) -> None:
+        """Remember a live record; called before any detector sees it."""
+        self.steps += 1
+        self.steps_without_loss += record.ce is None and not record.nonfinite
+        self.recent.append(RecentStep(record.step, [batch.batch_id for batch in record.micro_batches], None))
+        self.step_times_s.append(record.step_time_s)
+        del self.recent[:-RECENT_STEPS], self.step_times_s[:-STEP_TIMES]
+        self.last_life_s = record.wall_time_s
+        self.last = LastValues(record.ce, record.accuracy, record.accepted_length, record.lr, record.tokens_per_s)
+
+    def see_event(self, event: EventLine) -> None:
+        """Remember an event."""
+        if event.event in _LIFE:
+            self.last_life_s = event.wall_time_s
+        if event.event == "save_begin" and event.step not in self.open_saves:
+            self.open_saves.append(event.step)
+        elif event.event in _SAVE_ENDED and event.step in self.open_saves:
+            self.open_saves.remove(event.step)
+        if event.event in ("start", "resume", "finish"):
+            self.finished = event.event == "finish"
+        total = event.details.get("total_steps")
+        if isinstance(total, int) and total > 0:
+            self.total_steps = total
+
+    def new_process(self) -> None:
+        """Forget what ended with the process that wrote the previous segment."""
+        self.open_saves.clear()
+        self.step_times_s.clear()
+
+    def batches_between(self, first_step: int, last_step: int) -> tuple[int, ...]:
+        """Batch ids that the remembered steps in [first_step, last_step] consumed, ascending."""
+        return tuple(sorted({batch for seen in self.recent if first_step <= seen.step <= last_step for batch in seen.batch_ids}))
+
+    def step_time_median_s(self) -> float | None:
+        """Median time of the recent steps, None before the first."""
+        return median_of_sorted(sorted(self.step_times_s)) if self.step_times_s else None
+
+    def set_grad_z(self, z: float) -> None:
+        """Note how far the newest step's gradient norm stood out."""
+        self.recent[-1].grad_z = z
+
+    def grad_z_before(self, step: int, *, steps: int) -> float | None:
+        """Largest gradient z of the `steps` steps before `step`, None where none was judged."""
+        seen = [r.grad_z for r in self.recent[-steps - 1 :] if step - steps <= r.step < step and r.grad_z is not None]
+        return max(seen, default=None)

@@ -1,0 +1,135 @@
+"""Gradient spikes: the norm before clipping, against updates of the same bucket.
+
+The hard decision: a gradient spike alone is never critical. Real drafter runs show dozens of outliers of up to 17
+times the usual norm that clipping absorbs; what counts is whether the loss follows, and that is the loss detector's
+to say. An outlier that no loss spike follows within `cluster_steps` is marked as settled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from dflash.config import SpikeConfig
+from dflash.health.baseline import Baseline
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import StepLine
+
+MIXED = "mixed"  # an update whose micro-batches come from several buckets
+_TINY = 1e-30
+_Z_LIMIT = 1e6  # infinity has no JSON form
+
+
+class GradSpikeMemory(Memory):
+    """Baselines by composition of the update, and the burst of outliers that may still grow."""
+
+    baselines: dict[str, Baseline] = msgspec.field(default_factory=dict)
+    open_burst: int | None = None
+    burst_first: int = 0
+    burst_last: int = 0
+    burst_size: int = 0
+    burst_worst: float = 0.0
+
+
+class GradSpike(Detector):
+    """Gradient norm far above its bucket's median."""
+
+    name = "gradient spike"
+    domain = "training"
+    _memory: GradSpikeMemory
+
+    def __init__(self, spike: SpikeConfig) -> None:
+        super().__init__(GradSpikeMemory())
+        self._spike = spike
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        return (
+            f"log gradient norm more than {self._spike.grad_z:g} deviations above its bucket's median; a warning, "
+            f"settled if no loss spike follows in {self._spike.cluster_steps} steps"
+        )
+
+    def note(self) -> str:
+        """What limits or explains this check."""
+        waiting = [key for key, baseline in self._memory.baselines.items() if baseline.level() is None]
+        return f"still learning: bucket {', '.join(sorted(waiting))}" if waiting else ""
+
+    def usual_and_limit(self, key: str) -> tuple[float | None, float | None]:
+        """(median, spike limit) of the gradient norm of updates of one composition; None during its warm-up."""
+        baseline = self._memory.baselines.get(key)
+        level = baseline.level() if baseline is not None else None
+        return (None, None) if level is None else level.band(self._spike.grad_z)
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        self._settle(record.step, context)
+        if record.grad_norm is None:
+            if record.nonfinite:
+                context.set_grad_z(_Z_LIMIT)
+            return
+        key = composition(record)
+        if key is None:
+            return
+        baseline = self._memory.baselines.get(key)
+        if baseline is None:
+            baseline = self._memory.baselines[key] = Baseline(
+                capacity=self._spike.baseline_points,
+                min_points=self._spike.min_points,
+                floor=self._spike.grad_floor,
+                winsor_z=self._spike.grad_z,
+            )
+        value = math.log(max(record.grad_norm, _TINY))
+        level = baseline.level()
+        if level is not None:
+            self.checked += 1
+            z = min(level.z(value, level.count), _Z_LIMIT)
+            context.set_grad_z(z)
+            if z > self._spike.grad_z:
+                self._outlier(record, key, z=z, usual=math.exp(level.median))
+        baseline.accept(value, 1)
+
+    def _outlier(self, record: StepLine, key: str, *, z: float, usual: float) -> None:
+        memory = self._memory
+        norm = record.grad_norm or 0.0
+        if memory.open_burst is not None:
+            memory.burst_last = record.step
+            memory.burst_size += 1
+            memory.burst_worst = max(memory.burst_worst, z)
+            self.findings.amend(
+                memory.open_burst, last_step=record.step, outliers=memory.burst_size, worst_z=round(memory.burst_worst, 2)
+            )
+            return
+        memory.burst_first = memory.burst_last = record.step
+        memory.burst_size, memory.burst_worst = 1, z
+        memory.open_burst = self._finding(
+            "warn",
+            f"gradient norm {norm:.3g} at step {record.step}, {norm / usual:.1f}x the usual {usual:.3g} of bucket {key}",
+            steps=(record.step, record.step, record.step),
+            bucket=None if key == MIXED else int(key),
+            batch_ids=tuple(batch.batch_id for batch in record.micro_batches),
+            grad_norm=norm,
+            usual=usual,
+            z=round(z, 2),
+            outliers=1,
+        )
+
+    def _settle(self, step: int, context: RunContext) -> None:
+        memory = self._memory
+        if memory.open_burst is None or step - memory.burst_last <= self._spike.cluster_steps:
+            return
+        followed = context.last_loss_spike is not None and context.last_loss_spike >= memory.burst_first
+        if followed:
+            self.findings.amend(memory.open_burst, loss_spike_step=context.last_loss_spike)
+        else:
+            self.findings.amend(memory.open_burst, resolved_step=step)
+        memory.open_burst = None
+
+
+def composition(record: StepLine) -> str | None:
+    """Which baseline an update's gradient norm belongs to: its bucket, or `mixed`; None for an update of nothing."""
+    buckets = {batch.bucket for batch in record.micro_batches}
+    if not buckets:
+        return None
+    return str(buckets.pop()) if len(buckets) == 1 else MIXED

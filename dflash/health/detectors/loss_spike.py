@@ -1,0 +1,227 @@
+"""Loss spikes per bucket, and whether the run comes back from them.
+
+Three levels of one story: a micro-batch far above its own bucket (warning); the bucket does not come back under
+`recover_z` within `recover_steps` (critical); `cluster_spikes` separate spikes within `cluster_steps` (critical).
+
+Two hard decisions. A spike that decays slowly through all buckets is one spike: another is counted only after
+`recover_points` calm points in a row. And a cluster is damage only if it is rarer than chance at the run's own rate
+of spikes: a bucket that mixes easy with hard batches throws a spike now and then all its life.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from dflash.config import SpikeConfig
+from dflash.health.baseline import Baseline, Level
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import MicroBatchLine, StepLine
+from dflash.health.trend import binomial_tail
+
+GRAD_LEAD_STEPS = 2  # the gradient leads the loss by a step or two
+_TINY = 1e-30
+_PRIOR_SPIKES, _PRIOR_POINTS = 0.5, 100.0  # a young run's rate of spikes
+
+
+class OpenSpike(msgspec.Struct):
+    """A bucket that has not come back; its baseline is frozen at the onset so that it cannot adapt to the damage.
+
+    Attributes:
+        step: of the spike.
+        onset: since when the run, in any bucket, had not been calm.
+        points: later points of the bucket that were not calm.
+    """
+
+    step: int
+    onset: int
+    finding: int
+    level: Level
+    points: int
+    alarm: int | None
+
+
+class Onset(msgspec.Struct, frozen=True):
+    """One separate spike, and how much had been judged before it."""
+
+    step: int
+    judged_before: int
+
+
+class LossSpikeMemory(Memory):
+    """Baselines and open spikes by bucket, recent separate spikes, and the cluster that may still grow."""
+
+    baselines: dict[int, Baseline] = msgspec.field(default_factory=dict)
+    open: dict[int, OpenSpike] = msgspec.field(default_factory=dict)
+    recent: list[Onset] = msgspec.field(default_factory=list)
+    spikes: int = 0
+    calm_in_row: int = 0
+    uneasy_since: int | None = None
+    cluster: int | None = None
+    usual_clusters: int = 0
+
+
+class LossSpike(Detector):
+    """Cross-entropy of a micro-batch far above its bucket's median."""
+
+    name = "loss spike"
+    domain = "training"
+    _memory: LossSpikeMemory
+
+    def __init__(self, spike: SpikeConfig) -> None:
+        super().__init__(LossSpikeMemory())
+        self._spike = spike
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        s = self._spike
+        return (
+            f"log loss more than {s.loss_z:g} deviations above its bucket's median ({s.loss_z_with_grad:g} after a gradient "
+            f"spike); critical if not back under {s.recover_z:g} in {s.recover_steps} steps, or {s.cluster_spikes} in "
+            f"{s.cluster_steps} steps"
+        )
+
+    def note(self) -> str:
+        """What limits or explains this check."""
+        memory = self._memory
+        waiting = [f"bucket {key} ({len(points)})" for key, points in sorted(memory.baselines.items()) if points.level() is None]
+        notes = [f"still learning, of {self._spike.min_points} points: {', '.join(waiting)}"] if waiting else []
+        if memory.usual_clusters:
+            notes.append(f"{memory.usual_clusters} clusters no rarer than this run's own rate of spikes")
+        return "; ".join(notes)
+
+    def levels(self) -> dict[int, Level]:
+        """Where each learnt bucket stands (logarithms); a bucket with an open spike stands where it was before."""
+        standing = {bucket: baseline.level() for bucket, baseline in sorted(self._memory.baselines.items())}
+        return {bucket: level for bucket, level in standing.items() if level is not None}
+
+    def learning(self) -> int:
+        """Buckets that are still learning their baseline."""
+        return sum(baseline.level() is None for baseline in self._memory.baselines.values())
+
+    def usual_and_limit(self, bucket: int) -> tuple[float | None, float | None]:
+        """(median, spike limit) of a bucket's loss; None during its warm-up."""
+        baseline = self._memory.baselines.get(bucket)
+        level = baseline.level() if baseline is not None else None
+        return (None, None) if level is None else level.band(self._spike.loss_z)
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        for batch in record.micro_batches:
+            if batch.ce_sum is not None and batch.n_tokens > 0:
+                self._judge(batch, math.log(max(batch.ce_sum / batch.n_tokens, _TINY)), record, context)
+
+    def _judge(self, batch: MicroBatchLine, value: float, record: StepLine, context: RunContext) -> None:
+        memory, s = self._memory, self._spike
+        baseline = memory.baselines.get(batch.bucket)
+        if baseline is None:
+            baseline = memory.baselines[batch.bucket] = Baseline(
+                capacity=s.baseline_points, min_points=s.min_points, floor=s.loss_floor, winsor_z=s.loss_z
+            )
+        spike = memory.open.get(batch.bucket)
+        level = baseline.level()
+        if level is None:
+            baseline.accept(value, batch.n_tokens)
+            return
+        self.checked += 1
+        z = level.z(value, batch.n_tokens)
+        calm = z < s.recover_z
+        separate = memory.spikes == 0 or memory.calm_in_row >= s.recover_points
+        self._feel(calm, record.step)
+        if spike is not None:
+            self._follow(spike, batch.bucket, calm=calm, record=record, context=context)
+        elif z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context)):
+            self._begin(batch, value, z=z, level=level, record=record, context=context)
+            if separate:
+                self._count(record, context)
+        if batch.bucket not in memory.open:
+            baseline.accept(value, batch.n_tokens)
+
+    def _feel(self, calm: bool, step: int) -> None:
+        """Keep track of since when the run has not been calm."""
+        memory = self._memory
+        memory.calm_in_row = memory.calm_in_row + 1 if calm else 0
+        if memory.calm_in_row >= self._spike.recover_points:
+            memory.uneasy_since = None
+        elif not calm and memory.uneasy_since is None:
+            memory.uneasy_since = step
+
+    def _grad_led(self, record: StepLine, context: RunContext) -> bool:
+        grad_z = context.grad_z_before(record.step, steps=GRAD_LEAD_STEPS)
+        return grad_z is not None and grad_z > self._spike.loss_z_with_grad
+
+    def _begin(self, batch: MicroBatchLine, value: float, *, z: float, level: Level, record: StepLine, context: RunContext) -> None:
+        memory = self._memory
+        loss, usual = math.exp(value), math.exp(level.median)
+        grad_z = context.recent[-1].grad_z
+        finding = self._finding(
+            "warn",
+            f"loss {loss:.3g} at step {record.step}, {loss / usual:.1f}x the usual {usual:.3g} of bucket {batch.bucket}",
+            steps=(record.step, record.step, record.step),
+            bucket=batch.bucket,
+            batch_ids=(batch.batch_id,),
+            loss=loss,
+            usual=usual,
+            z=round(z, 2),
+            n_tokens=batch.n_tokens,
+            grad_z=None if grad_z is None else round(grad_z, 2),
+        )
+        onset = record.step if memory.uneasy_since is None else memory.uneasy_since
+        memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, level, 0, None)
+        context.last_loss_spike = record.step
+
+    def _follow(self, spike: OpenSpike, bucket: int, *, calm: bool, record: StepLine, context: RunContext) -> None:
+        if calm:
+            self.findings.amend(spike.finding, resolved_step=record.step)
+            if spike.alarm is not None:
+                self.findings.amend(spike.alarm, back_step=record.step)
+            del self._memory.open[bucket]
+            return
+        spike.points += 1
+        self.findings.amend(spike.finding, last_step=record.step)
+        if spike.alarm is not None:
+            self.findings.amend(spike.alarm, last_step=record.step)
+        elif record.step - spike.step >= self._spike.recover_steps and spike.points >= self._spike.recover_points:
+            usual = math.exp(spike.level.median)
+            spike.alarm = self._alarm(
+                f"loss of bucket {bucket} has not come back to its usual {usual:.3g} since the spike at step {spike.step}",
+                onset=min(each.onset for each in self._memory.open.values()),
+                record=record,
+                context=context,
+                bucket=bucket,
+                usual=usual,
+                points_above=spike.points,
+                steps_above=record.step - spike.step,
+            )
+
+    def _count(self, record: StepLine, context: RunContext) -> None:
+        """Count a separate spike, and raise the alarm if they come too thick."""
+        memory, s = self._memory, self._spike
+        memory.recent = [seen for seen in memory.recent if seen.step > record.step - s.cluster_steps]
+        memory.recent.append(Onset(record.step, self.checked))
+        memory.spikes += 1
+        if len(memory.recent) < s.cluster_spikes:
+            memory.cluster = None
+            return
+        if memory.cluster is not None:
+            self.findings.amend(memory.cluster, last_step=record.step, spikes=len(memory.recent))
+            return
+        first = memory.recent[0]
+        rate = (memory.spikes - len(memory.recent) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
+        points = max(len(memory.recent), s.cluster_steps * len(record.micro_batches))
+        chance = binomial_tail(len(memory.recent), points, rate)
+        if chance >= s.chance_p:
+            memory.usual_clusters += 1
+            return
+        memory.cluster = self._alarm(
+            f"{len(memory.recent)} separate loss spikes in the {record.step - first.step + 1} steps from step {first.step}",
+            onset=first.step,
+            record=record,
+            context=context,
+            bucket=None,
+            spikes=len(memory.recent),
+            usual_spikes_per_point=rate,
+            chance_p=chance,
+        )

@@ -1,0 +1,170 @@
+"""Decline of the queues between the stages: the sign, long before starvation, that a producer is losing ground.
+
+Invariant: memory stays bounded however long the run: depths are averaged in blocks whose size doubles whenever there
+are `queue_window` of them, so the whole run is always in view.
+
+The hard decision: at the end of its plan a producer stops and its queue drains, which looks exactly like a decline.
+A depth therefore counts only once something new has been produced after it (consumed + waiting has grown).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dflash.config import HealthConfig
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import StepLine
+from dflash.health.trend import mann_kendall_decline_p, theil_sen
+
+NAMES = ("ready", "feature")
+_LEVEL_BLOCKS = 4  # blocks whose mean is a level
+_MIN_BLOCKS = 12  # blocks from the settled level on before a trend is tested
+_SETTLED_PERCENTILE = 95  # of the block means: passes over the short peaks while the consumer is held up
+_FILLED_FRAC = 0.95  # a queue has filled once it reaches this much of its settled level
+_MAX_PENDING = 4096
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Mean depth over some records."""
+
+    mean: float
+    first_step: int
+    last_step: int
+
+
+class QueueTrack(msgspec.Struct):
+    """History of one queue's depth.
+
+    Attributes:
+        produced: most items that had ever been produced, plus a constant.
+        pending: (step, depth) records since then, not counted yet.
+        filling: (step, depth) records of the block in progress.
+        per_block: records of one block.
+        since_test: blocks completed since the last test.
+    """
+
+    produced: int | None = None
+    pending: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    filling: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    blocks: list[Block] = msgspec.field(default_factory=list)
+    per_block: int = 1
+    since_test: int = 0
+    open_decline: int | None = None
+    settled: float = 0.0
+
+
+class QueueMemory(Memory):
+    """One track for each queue."""
+
+    tracks: dict[str, QueueTrack] = msgspec.field(default_factory=dict)
+
+
+class QueueDecline(Detector):
+    """A queue that sinks below its settled level with a significant trend, or will be empty before the run ends."""
+
+    name = "queue decline"
+    domain = "operations"
+    _memory: QueueMemory
+
+    def __init__(self, health: HealthConfig) -> None:
+        super().__init__(QueueMemory(tracks={name: QueueTrack() for name in NAMES}))
+        self._window = health.queue_window
+        self._level_frac = health.queue_level_frac
+        self._p = health.queue_p
+        self._min_level = health.queue_min_level
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        return (
+            f"a falling trend (Mann-Kendall p < {self._p:g}) to under {100 * self._level_frac:.0f} % of the settled level, or "
+            f"to an empty queue before the run ends; queues that settle under {self._min_level:g} are too short to judge"
+        )
+
+    def note(self) -> str:
+        """What limits or explains this check."""
+        levels = [f"{name} settled at {track.settled:.0f}" for name, track in self._memory.tracks.items() if track.settled]
+        return ", ".join(levels)
+
+    def on_new_process(self) -> None:
+        """A new process starts with empty queues: their history begins anew."""
+        self._memory.tracks = {name: QueueTrack() for name in NAMES}
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        self.checked += 1
+        depths = {"ready": record.ready_depth, "feature": record.feature_depth}
+        produced = {
+            "ready": record.plan_position + record.feature_depth + record.ready_depth,
+            "feature": record.plan_position + record.feature_depth,
+        }
+        for name, track in self._memory.tracks.items():
+            if track.produced is not None and produced[name] > track.produced:
+                for step, depth in track.pending:
+                    self._count(name, track, step=step, depth=depth, context=context)
+                track.pending = []
+            if track.produced is None or produced[name] > track.produced:
+                track.produced = produced[name]
+            if len(track.pending) < _MAX_PENDING:
+                track.pending.append((record.step, depths[name]))
+
+    def _count(self, name: str, track: QueueTrack, *, step: int, depth: int, context: RunContext) -> None:
+        track.filling.append((step, depth))
+        if len(track.filling) < track.per_block:
+            return
+        mean = sum(value for _, value in track.filling) / len(track.filling)
+        track.blocks.append(Block(mean, track.filling[0][0], track.filling[-1][0]))
+        track.filling = []
+        track.since_test += 1
+        if len(track.blocks) == self._window - self._window % 2:
+            pairs = zip(track.blocks[::2], track.blocks[1::2], strict=True)
+            track.blocks = [Block((a.mean + b.mean) / 2, a.first_step, b.last_step) for a, b in pairs]
+            track.per_block *= 2
+        if track.since_test >= _LEVEL_BLOCKS:
+            track.since_test = 0
+            self._test(name, track, context)
+
+    def _test(self, name: str, track: QueueTrack, context: RunContext) -> None:
+        means = [block.mean for block in track.blocks]
+        if track.per_block == 1:  # too short a history to tell a settled level from the filling of the queue
+            return
+        track.settled = float(np.percentile(means, _SETTLED_PERCENTILE))
+        start = next(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
+        tested = means[start:]
+        if track.settled < self._min_level or len(tested) < _MIN_BLOCKS:
+            return
+        p = mann_kendall_decline_p(tested)
+        slope, fitted = theil_sen(tested)
+        level = max(0.0, min(fitted, sum(means[-_LEVEL_BLOCKS:]) / _LEVEL_BLOCKS))
+        last_step = track.blocks[-1].last_step
+        steps_per_block = (last_step - track.blocks[start].first_step + 1) / len(tested)
+        falls = p < self._p and slope < 0
+        empty_step = last_step + level / -slope * steps_per_block if falls else None
+        low = level < self._level_frac * track.settled
+        # Half way to the level: a trend that leads nowhere yet is not worth a warning, however significant.
+        sinks = level < (1 + self._level_frac) / 2 * track.settled
+        runs_dry = empty_step is not None and context.total_steps is not None and empty_step < context.total_steps
+        if falls and (low or (sinks and runs_dry)):
+            onset = track.blocks[start].first_step
+            self._decline(name, track, steps=(onset, onset, last_step), level=level, p=p, empty_step=empty_step)
+        elif track.open_decline is not None and not sinks:
+            self.findings.amend(track.open_decline, resolved_step=last_step)
+            track.open_decline = None
+
+    def _decline(
+        self, name: str, track: QueueTrack, *, steps: tuple[int, int, int], level: float, p: float, empty_step: float | None
+    ) -> None:
+        message = f"queue '{name}' falls from {track.settled:.0f} to {level:.0f} batches by step {steps[2]}"
+        values: dict[str, Any] = {
+            "queue": name,
+            "settled": track.settled,
+            "level": level,
+            "mann_kendall_p": p,
+            "empty_step": None if empty_step is None else round(empty_step),
+        }
+        if track.open_decline is None:
+            track.open_decline = self._finding("warn", message, steps=steps)
+        self.findings.amend(track.open_decline, last_step=steps[2], message=message, **values)

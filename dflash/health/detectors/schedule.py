@@ -1,0 +1,89 @@
+"""The logged learning rate against the configured schedule.
+
+The hard decision: an independent second formula, compared with one step of slack and a tolerance, because the point
+is to catch a trainer whose own formula is wrong; equality to the last bit would only test rounding.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dflash.config import HealthConfig, TrainConfig
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import StepLine
+
+
+class ScheduleMemory(Memory):
+    """The mismatch that may still grow."""
+
+    open_mismatch: int | None = None
+
+
+class Schedule(Detector):
+    """Learning rate other than the schedule's."""
+
+    name = "lr mismatch"
+    domain = "training"
+    _memory: ScheduleMemory
+
+    def __init__(self, health: HealthConfig, train: TrainConfig) -> None:
+        super().__init__(ScheduleMemory())
+        self._train = train
+        self._tolerance = health.lr_tolerance_frac
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        return (
+            f"learning rate off the schedule ({self._train.schedule}, peak {self._train.lr:g}) by more than "
+            f"{100 * self._tolerance:g} % of the peak"
+        )
+
+    def note(self) -> str:
+        """What limits or explains this check."""
+        return "" if self.checked else "not checked: the log does not say how many steps the schedule is laid out for"
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        total = context.total_steps
+        if total is None:
+            return
+        self.checked += 1
+        memory = self._memory
+        scheduled = scheduled_lr(self._train, record.step, total=total)
+        if self._agrees(record, scheduled, total=total):
+            if memory.open_mismatch is not None:
+                self.findings.amend(memory.open_mismatch, resolved_step=record.step)
+                memory.open_mismatch = None
+            return
+        if memory.open_mismatch is not None:
+            self.findings.amend(memory.open_mismatch, last_step=record.step)
+            return
+        memory.open_mismatch = self._finding(
+            "warn",
+            f"learning rate {record.lr:.4g} at step {record.step}, the schedule says {scheduled:.4g}",
+            steps=(record.step, record.step, record.step),
+            lr=record.lr,
+            scheduled_lr=scheduled,
+        )
+
+    def _agrees(self, record: StepLine, scheduled: float, *, total: int) -> bool:
+        slack = self._tolerance * self._train.lr
+        if abs(record.lr - scheduled) <= slack:
+            return True
+        beside = [scheduled_lr(self._train, step, total=total) for step in (record.step - 1, record.step + 1)]
+        return min(beside) - slack <= record.lr <= max(beside) + slack
+
+
+def scheduled_lr(train: TrainConfig, step: int, *, total: int) -> float:
+    """Learning rate of update `step` (0-based) of `total`: linear warm-up lr*(step+1)/warmup, then the shape."""
+    step = min(max(step, 0), total - 1)
+    warmup = train.warmup_frac * total
+    if step + 1 < warmup:
+        return train.lr * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1.0, total - warmup)) if step > warmup else 0.0
+    if train.schedule == "cosine":
+        shape = 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        shape = 1 - progress if train.schedule == "linear" else 1.0
+    return train.lr * (train.min_lr_frac + (1 - train.min_lr_frac) * shape)

@@ -1,0 +1,57 @@
+"""A log that has stopped growing while the run is meant to be alive. The clock is an argument, never read here."""
+
+from __future__ import annotations
+
+from dflash.config import HealthConfig
+from dflash.health.context import RunContext
+from dflash.records import DetectorSummary, Finding
+
+NAME = "stale log"
+
+
+def silence_limit_s(health: HealthConfig, context: RunContext) -> float:
+    """Seconds without a sign of life from the trainer after which nothing can be said of the run."""
+    return max(health.stale_min_s, health.stale_factor * (context.step_time_median_s() or 0.0))
+
+
+def stale_finding(health: HealthConfig, context: RunContext, *, now_s: float, ended: bool, last_step: int) -> Finding | None:
+    """A critical finding of operations if the trainer has been silent for too long.
+
+    Args:
+        health: thresholds.
+        context: what the run showed last.
+        now_s: wall time, in the log's clock.
+        ended: the run has ended, so silence is right.
+        last_step: newest live step, -1 if none.
+    """
+    if ended or context.finished or context.last_life_s is None:
+        return None
+    silent_s = now_s - context.last_life_s
+    limit_s = silence_limit_s(health, context)
+    if silent_s <= limit_s:
+        return None
+    step = max(last_step, 0)
+    return Finding(
+        detector=NAME,
+        severity="critical",
+        domain="operations",
+        message=f"no sign of the trainer for {silent_s:.0f} s; {limit_s:.0f} s is the limit",
+        first_step=step,
+        last_step=step,
+        onset_step=step,
+        bucket=None,
+        values={"silent_s": silent_s, "limit_s": limit_s},
+        batch_ids=(),
+    )
+
+
+def staleness_summary(health: HealthConfig, context: RunContext, *, found: bool, ended: bool) -> DetectorSummary:
+    """What the check for silence looked at."""
+    return DetectorSummary(
+        detector=NAME,
+        rule=f"no record for {health.stale_factor:g} median step times (at least {health.stale_min_s:g} s) while the run lives",
+        checked=context.steps,
+        findings=int(found),
+        critical=int(found),
+        note="the run has ended" if ended or context.finished else "",
+    )

@@ -1,0 +1,188 @@
+"""The log's lines as the health room sees them: typed, and only the fields that a detector uses.
+
+Invariant: a line becomes exactly one item (or two, when a crash glued a torn line to a whole one); nothing that the
+file holds is dropped silently. Bare NaN and Infinity tokens, which are not JSON but which many writers emit, are
+turned into null and named in `nonfinite`.
+
+The hard decision: these are not the full records of `dflash.records`, because sample ids make up most of a line and
+no detector here reads them; skipping them makes the pass about as fast as the JSON scan itself. A test keeps the
+names equal to those of the records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from dflash.errors import SchemaVersionError
+from dflash.records.log import LOG_SCHEMA_VERSION
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+# Fields that the trainer itself writes as null when they are not finite.
+_NULLABLE = frozenset({"ce", "grad_norm", "ce_sum"})
+_REASON_CHARACTERS = 120
+
+
+class MicroBatchLine(msgspec.Struct, frozen=True, gc=False):
+    """One micro-batch of a step: its cross-entropy summed over `n_tokens` supervised slots."""
+
+    batch_id: int
+    bucket: int
+    n_tokens: Count
+    ce_sum: float | None
+
+
+class StepLine(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
+    """One optimizer step; the fields mean what they mean in `dflash.records.StepRecord`."""
+
+    segment: Count
+    step: Count
+    wall_time_s: float
+    mono_time_s: float
+    ce: float | None
+    accuracy: float
+    accepted_length: float
+    grad_norm: float | None
+    lr: float
+    skipped: bool
+    nonfinite: tuple[str, ...]
+    micro_batches: tuple[MicroBatchLine, ...]
+    plan_position: int
+    step_time_s: float
+    tokens_per_s: float
+    ready_depth: int
+    feature_depth: int
+    schema_version: int
+
+
+class EventLine(msgspec.Struct, frozen=True, tag_field="kind", tag="event"):
+    """Something that happened at a step, as in `dflash.records.EventRecord`."""
+
+    segment: Count
+    step: Count
+    wall_time_s: float
+    event: str
+    details: dict[str, Any]
+    schema_version: int
+
+
+class TornLine(msgspec.Struct, frozen=True):
+    """A line that could not be read: where it stood and why."""
+
+    offset: int
+    length_bytes: int
+    reason: str
+
+
+class LogReplaced(msgspec.Struct, frozen=True):
+    """What had been read before is no longer in the file: it was truncated, rewritten or replaced."""
+
+    reason: str
+
+
+LogItem = StepLine | EventLine | TornLine | LogReplaced
+
+_DECODER: msgspec.json.Decoder[StepLine | EventLine] = msgspec.json.Decoder(StepLine | EventLine)
+
+
+def decode_block(block: bytes, *, offset: int, origin: str) -> list[LogItem]:
+    """Decode whole lines.
+
+    Args:
+        block: bytes that end with a newline.
+        offset: where the block starts in the file, for the position of torn lines.
+        origin: name of the file, for errors.
+
+    Returns:
+        The items in the order of the file.
+
+    Raises:
+        SchemaVersionError: a line was written with another schema version.
+    """
+    try:
+        items: list[Any] = _DECODER.decode_lines(block)
+    except msgspec.DecodeError:
+        items = []
+        for raw in block.split(b"\n")[:-1]:
+            items += _decode_line(raw, offset, origin)
+            offset += len(raw) + 1
+    for item in items:
+        if isinstance(item, StepLine | EventLine) and item.schema_version != LOG_SCHEMA_VERSION:
+            raise _wrong_version(item.schema_version, origin)
+    return items
+
+
+def _decode_line(raw: bytes, offset: int, origin: str) -> list[LogItem]:
+    if not raw.strip():
+        return []
+    try:
+        return [_DECODER.decode(raw)]
+    except msgspec.DecodeError as error:
+        repaired = _repaired(raw, origin)
+        if repaired is not None:
+            return [repaired]
+        reason = str(error)[:_REASON_CHARACTERS]
+        salvaged, start = _salvaged(raw)
+        torn = TornLine(offset=offset, length_bytes=start, reason=reason)
+        return [torn] if salvaged is None else [torn, salvaged]
+
+
+def _repaired(raw: bytes, origin: str) -> StepLine | EventLine | None:
+    """The line with its NaN and Infinity tokens turned into nulls, if that is all that is wrong with it."""
+    try:
+        # Through text, because the standard parser guesses UTF-16 or UTF-32 for bytes with zeros in them.
+        plain = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(plain, dict):
+        return None
+    version = plain.get("schema_version")
+    if isinstance(version, int) and version != LOG_SCHEMA_VERSION:
+        raise _wrong_version(version, origin)
+    names: set[str] = set()
+    cleaned = _without_nonfinite(plain, names)
+    if not names:
+        return None
+    if cleaned.get("kind") == "step":
+        declared = cleaned.get("nonfinite")
+        cleaned["nonfinite"] = sorted(names.union(declared if isinstance(declared, list) else ()))
+    try:
+        return msgspec.convert(cleaned, StepLine | EventLine)
+    except msgspec.ValidationError:
+        return None
+
+
+def _without_nonfinite(plain: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    cleaned: dict[str, Any] = {}
+    for name, value in plain.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            names.add(name)
+            cleaned[name] = None if name in _NULLABLE else 0.0
+        elif isinstance(value, list):
+            cleaned[name] = [_without_nonfinite(item, names) if isinstance(item, dict) else item for item in value]
+        else:
+            cleaned[name] = value
+    return cleaned
+
+
+def _salvaged(raw: bytes) -> tuple[StepLine | EventLine | None, int]:
+    """A whole line at the end of a torn one (a writer that died mid-line, then one that appended), and its start."""
+    start = raw.find(b'{"', 1)
+    while start != -1:
+        try:
+            return _DECODER.decode(raw[start:]), start
+        except msgspec.DecodeError:
+            start = raw.find(b'{"', start + 1)
+    return None, len(raw)
+
+
+def _wrong_version(found: int, origin: str) -> SchemaVersionError:
+    return SchemaVersionError(
+        f"{origin} has a line of schema version {found!r}, this code reads {LOG_SCHEMA_VERSION}",
+        remedy="judge the run with the version of the code that wrote its log",
+    )

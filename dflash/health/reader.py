@@ -1,0 +1,128 @@
+"""Incremental reading of a growing log: only new whole lines, and a cursor that notices when the past has changed.
+
+Invariant: reading a log in any number of pieces yields the same items as reading it at once; a byte is read a second
+time only if it belongs to a line that was still unfinished, or to the 4 KiB before the cursor.
+
+The hard decision: the identity of a log is its content, not its inode. The hash of the last 4 KiB before the cursor
+tells an appended file from a rewritten one even where inodes are reused, and lets a copied log be continued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dflash.errors import DataError
+from dflash.health.lines import LogItem, LogReplaced, TornLine, decode_block
+
+TAIL_BYTES = 4096
+
+
+class LogCursor(msgspec.Struct, frozen=True):
+    """How far a log has been read.
+
+    Attributes:
+        inode: of the file that was read last.
+        offset: bytes consumed, always just behind a newline unless `skipping`.
+        tail_sha256: hash of the last 4 KiB (or fewer) before `offset`.
+        skipping: the cursor stands inside a line too long to hold.
+    """
+
+    inode: int
+    offset: int
+    tail_sha256: str
+    skipping: bool
+
+
+class ReadResult(msgspec.Struct, frozen=True):
+    """What one reading gave.
+
+    Attributes:
+        bytes_read: bytes that were read from the file, the 4 KiB before the cursor included.
+        pending_bytes: bytes behind the last newline, left for the next reading.
+        more: the block was full; read again at once.
+    """
+
+    items: tuple[LogItem, ...]
+    cursor: LogCursor
+    bytes_read: int
+    pending_bytes: int
+    more: bool
+
+
+def start_cursor() -> LogCursor:
+    """The cursor before a first reading."""
+    return LogCursor(inode=0, offset=0, tail_sha256="", skipping=False)
+
+
+def read_new(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
+    """Read the whole lines behind `cursor`.
+
+    Args:
+        path: the log; a file that does not exist yet reads as empty.
+        cursor: where the previous reading ended.
+        max_bytes: bytes of one reading; a longer single line is reported and skipped.
+
+    Returns:
+        The new items and the cursor behind them.
+
+    Raises:
+        DataError: `path` is not a regular file, or may not be read.
+        SchemaVersionError: a line was written with another schema version.
+    """
+    try:
+        with path.open("rb") as log:
+            return _read(log, path, cursor, max_bytes=max_bytes)
+    except FileNotFoundError:
+        gone = (LogReplaced(reason="removed"),) if cursor.offset else ()
+        return ReadResult(items=gone, cursor=start_cursor(), bytes_read=0, pending_bytes=0, more=False)
+    except OSError as error:
+        raise DataError(
+            f"the log {path} cannot be read: {error.strerror}", remedy="give the path of a readable train_log.jsonl"
+        ) from error
+
+
+def _read(log: BinaryIO, path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
+    status = os.fstat(log.fileno())
+    tail = _tail(log, cursor.offset) if status.st_size >= cursor.offset else b""
+    items: list[LogItem] = []
+    bytes_read = len(tail)
+    reason = _replaced(cursor, inode=status.st_ino, size=status.st_size, tail=tail)
+    if reason is not None:
+        items.append(LogReplaced(reason=reason))
+        cursor, tail = start_cursor(), b""
+    log.seek(cursor.offset)
+    data = log.read(max_bytes)
+    full = len(data) == max_bytes
+    end = data.rfind(b"\n") + 1
+    skipping = cursor.skipping
+    start = data.find(b"\n") + 1 if skipping else 0
+    if end == 0 and full:
+        if not skipping:
+            items.append(TornLine(offset=cursor.offset, length_bytes=max_bytes, reason=f"a line of over {max_bytes} bytes"))
+        end, skipping = len(data), True
+    elif end:
+        items += decode_block(data[start:end], offset=cursor.offset + start, origin=str(path))
+        skipping = False
+    consumed = (tail + data[:end])[-TAIL_BYTES:]
+    after = LogCursor(
+        inode=status.st_ino, offset=cursor.offset + end, tail_sha256=hashlib.sha256(consumed).hexdigest(), skipping=skipping
+    )
+    return ReadResult(items=tuple(items), cursor=after, bytes_read=bytes_read + len(data), pending_bytes=len(data) - end, more=full)
+
+
+def _tail(log: BinaryIO, offset: int) -> bytes:
+    log.seek(max(0, offset - TAIL_BYTES))
+    return log.read(min(offset, TAIL_BYTES))
+
+
+def _replaced(cursor: LogCursor, *, inode: int, size: int, tail: bytes) -> str | None:
+    if size < cursor.offset:
+        return "truncated"
+    if cursor.offset and hashlib.sha256(tail).hexdigest() != cursor.tail_sha256:
+        return "rewritten" if inode == cursor.inode else "replaced by another file"
+    return None

@@ -1,0 +1,28 @@
+"""The report for a person and for a program: report.html and report.json, and a text for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash.health.files import write_atomically
+from dflash.health.history import History
+from dflash.health.report_html import render_html
+from dflash.health.report_text import render_text
+from dflash.records import HealthReport, to_json
+
+__all__ = ["render_html", "render_text", "write_json", "write_report"]
+
+
+def write_json(report: HealthReport, directory: Path) -> Path:
+    """Write `report.json` into `directory` and return its path."""
+    file = directory / "report.json"
+    write_atomically(file, to_json(report, indent=2).encode())
+    return file
+
+
+def write_report(report: HealthReport, history: History, directory: Path) -> Path:
+    """Write `report.json` and a self-contained `report.html` into `directory` and return the latter's path."""
+    write_json(report, directory)
+    file = directory / "report.html"
+    write_atomically(file, render_html(report, history).encode())
+    return file

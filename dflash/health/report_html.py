@@ -1,0 +1,179 @@
+"""report.html: one self-contained page, the verdict first, readable on a phone by someone who does not know the run.
+
+Invariant: everything that comes from the log or the configuration is escaped; the page loads nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from dflash.health.advice import VERDICT_MEANS, WHAT_TO_DO
+from dflash.health.history import History
+from dflash.health.report_plots import Picture, draw_buckets, draw_overview
+from dflash.records import DetectorSummary, Finding, HealthReport
+
+SHOWN = 60
+_COLOUR = {"healthy": "#1a7f4b", "watch": "#b7791f", "unhealthy": "#b3261e", "blind": "#52606d"}
+_STYLE = """
+:root{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:#1f2933;
+background:#f4f6f8;line-height:1.5}
+body{margin:0;font-size:16px}main{max-width:1040px;margin:0 auto;padding:0 20px 48px}
+header{color:#fff;padding:30px 20px 26px}header>div{max-width:1040px;margin:0 auto}
+header p{margin:4px 0;max-width:62ch}.run{opacity:.85;font-size:.9rem}
+.verdict{font-size:2.5rem;font-weight:700;letter-spacing:-.01em;line-height:1.15;margin:2px 0 6px}.headline{font-size:1.15rem}
+h2{font-size:1.2rem;margin:36px 0 12px}.card{background:#fff;border:1px solid #e1e5ea;border-radius:10px;padding:16px 18px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-top:20px}
+.tile b{display:block;font-size:1.45rem;font-weight:650;font-variant-numeric:tabular-nums}.tile span{color:#616e7c;font-size:.85rem}
+.decision{border-left:5px solid #b3261e;margin-top:20px}
+.finding{border-left:5px solid #cbd2d9;margin-bottom:10px}.finding.critical{border-color:#b3261e}.finding.warn{border-color:#d9822b}
+.finding p{margin:3px 0}.finding .what{color:#52606d;font-size:.92rem}
+.tag{display:inline-block;border-radius:99px;padding:0 9px;font-size:.78rem;font-weight:600;
+background:#e4e7eb;color:#3e4c59;margin-right:6px}
+.critical .tag.level{background:#fbe3e1;color:#8f1d17}.warn .tag.level{background:#fdf0dc;color:#7a4b0c}
+.tag.settled{background:#ddf3e6;color:#14633a}
+.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:14px}
+figure{margin:0}figcaption{font-weight:600;margin-bottom:4px}img{width:100%;height:auto;display:block}
+.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.92rem}
+th{text-align:left;color:#616e7c;font-weight:600;border-bottom:1px solid #d9dee5;padding:6px 10px 6px 0}
+td{border-bottom:1px solid #eceff2;padding:8px 10px 8px 0;vertical-align:top}
+td.n{text-align:right;font-variant-numeric:tabular-nums}
+th.n{text-align:right}td small{color:#616e7c;display:block}
+code{background:#eceff2;border-radius:4px;padding:1px 5px;font-size:.88em}
+.quiet{color:#616e7c}
+"""
+
+
+def render_html(report: HealthReport, history: History) -> str:
+    """The page for `report`, with pictures of `history`."""
+    overview = draw_overview(history, report.findings)
+    parts = [
+        _header(report),
+        "<main>",
+        _tiles(report),
+        _decision(report),
+        _findings(report.findings),
+        _overview(overview),
+        _pictures(draw_buckets(history, report.findings)),
+        _checked(report.detectors),
+        "</main>",
+    ]
+    title = f"{report.run}: {report.verdict}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _header(report: HealthReport) -> str:
+    return (
+        f'<header style="background:{_COLOUR[report.verdict]}"><div>'
+        f'<p class="run">Run {escape(report.run)}, checked {escape(report.checked_at)}</p>'
+        f'<p class="verdict">{escape(report.verdict.capitalize())}</p>'
+        f'<p class="headline">{escape(report.headline)}</p>'
+        f"<p>{escape(VERDICT_MEANS[report.verdict])}</p></div></header>"
+    )
+
+
+def _tiles(report: HealthReport) -> str:
+    last: dict[str, Any] = report.stats.get("last") or {}
+    total = report.stats.get("total_steps")
+    steps = "none" if report.last_step is None else f"{report.last_step + 1:,}"
+    step_time = report.stats.get("step_time_median_s")
+    tiles = [
+        (steps, "steps" if total is None else f"of {total:,} steps"),
+        (f"{100 * report.coverage_frac:.1f} %", "of them in the log"),
+        (_number(last.get("ce")), "loss of the last step"),
+        (_number(last.get("accepted_length")), "drafts accepted a block, last step"),
+        ("none" if step_time is None else f"{1000 * step_time:,.0f} ms", "median step"),
+        (_number(report.stats.get("longest_bucket_run")), "longest run of one bucket"),
+    ]
+    cells = "".join(f'<div class="card tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _decision(report: HealthReport) -> str:
+    decision = report.decision
+    if decision is None:
+        return ""
+    back = (
+        "There is no clean checkpoint to go back to."
+        if decision.target_step is None
+        else f"Go back to checkpoint <code>step-{decision.target_step}</code>."
+    )
+    return (
+        f'<div class="card decision"><strong>Decision: {escape(decision.action)} the run.</strong> {back} '
+        f"The damage began at step {decision.onset_step} and was noticed at step {decision.alarm_step}; "
+        f"{len(decision.skip_positions)} batches of the plan were consumed in between. "
+        f'<span class="quiet">Key <code>{escape(decision.key)}</code></span></div>'
+    )
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return '<h2>Found</h2><div class="card quiet">Nothing. What was looked at is listed below.</div>'
+    cards = "".join(_finding(finding) for finding in findings[:SHOWN])
+    rest = len(findings) - SHOWN
+    more = f'<p class="quiet">and {rest} more, in report.json</p>' if rest > 0 else ""
+    return f"<h2>Found</h2>{cards}{more}"
+
+
+def _finding(finding: Finding) -> str:
+    steps = (
+        f"step {finding.first_step}"
+        if finding.first_step == finding.last_step
+        else f"steps {finding.first_step} to {finding.last_step}"
+    )
+    settled = finding.values.get("resolved_step")
+    tag = "" if settled is None else f'<span class="tag settled">settled by step {escape(str(settled))}</span>'
+    batches = ", ".join(str(batch) for batch in finding.batch_ids[:12])
+    more = f" and {len(finding.batch_ids) - 12} more" if len(finding.batch_ids) > 12 else ""
+    ids = f'<p class="what">Batches {batches}{more} of the plan.</p>' if batches else ""
+    advice = "" if finding.severity == "info" else f'<p class="what">{escape(WHAT_TO_DO[finding.detector])}</p>'
+    return (
+        f'<div class="card finding {finding.severity}"><p><span class="tag level">{finding.severity}</span>'
+        f'<span class="tag">{escape(finding.detector)}</span><span class="tag">{steps}</span>{tag}</p>'
+        f"<p>{escape(finding.message)}.</p>{ids}{advice}</div>"
+    )
+
+
+def _overview(picture: Picture | None) -> str:
+    return "" if picture is None else f'<h2>Loss over the run</h2><div class="card">{_image(picture)}</div>'
+
+
+def _pictures(pictures: Sequence[Picture]) -> str:
+    if not pictures:
+        return ""
+    cells = "".join(f'<figure class="card"><figcaption>{escape(p.title)}</figcaption>{_image(p)}</figure>' for p in pictures)
+    lead = (
+        '<p class="quiet">Every length bucket has its own usual loss, so each is judged against itself. '
+        "Dots: batches; line: the usual value; dashed: where a spike begins; rings: findings.</p>"
+    )
+    return f'<h2>Buckets</h2>{lead}<div class="pictures">{cells}</div>'
+
+
+def _image(picture: Picture) -> str:
+    data = base64.b64encode(picture.png).decode("ascii")
+    return f'<img alt="{escape(picture.title)}" src="data:image/png;base64,{data}">'
+
+
+def _checked(detectors: Sequence[DetectorSummary]) -> str:
+    rows = "".join(
+        f"<tr><td><strong>{escape(row.detector)}</strong></td><td>{escape(row.rule)}"
+        f"{f'<small>{escape(row.note)}</small>' if row.note else ''}</td>"
+        f'<td class="n">{row.checked:,}</td><td class="n">{row.findings:,}</td></tr>'
+        for row in detectors
+    )
+    return (
+        '<h2>What was checked</h2><div class="card scroll"><table><thead><tr><th>Check</th><th>Rule</th>'
+        f'<th class="n">Judged</th><th class="n">Found</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "none"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

@@ -1,0 +1,60 @@
+"""The report as text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from dflash.health.advice import VERDICT_MEANS, WHAT_TO_DO
+from dflash.records import HealthReport
+
+WIDTH = 80
+SHOWN = 12
+_MARKS = {"critical": "!!", "warn": " !", "info": "  "}
+
+
+def render_text(report: HealthReport) -> str:
+    """The verdict, the findings and what was checked, in lines of at most 80 characters."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: HealthReport) -> Iterator[str]:
+    yield f"{report.verdict.upper()}  {_clean(report.run)}"[:WIDTH]
+    yield from _wrapped(report.headline, indent="  ")
+    yield from _wrapped(VERDICT_MEANS[report.verdict], indent="  ")
+    if report.last_step is not None:
+        yield f"  steps 0 to {report.last_step}, {100 * report.coverage_frac:.1f} % in the log, checked {report.checked_at}"[:WIDTH]
+    if report.decision is not None:
+        target = report.decision.target_step
+        back = "there is no clean checkpoint" if target is None else f"go back to checkpoint step-{target}"
+        skip = len(report.decision.skip_positions)
+        yield from _wrapped(f"Decision: {report.decision.action}; {back}, skip {skip} batches of the plan.", indent="  ")
+    if report.findings:
+        yield ""
+        yield "Found"
+        for finding in report.findings[:SHOWN]:
+            settled = finding.values.get("resolved_step")
+            state = f" (settled by step {settled})" if settled is not None else ""
+            mark = _MARKS[finding.severity]
+            yield from _wrapped(f"{finding.detector}: {finding.message}{state}", indent=f"{mark} ", hang="     ")
+        if len(report.findings) > SHOWN:
+            yield f"   ... and {len(report.findings) - SHOWN} more, in report.json"
+        for detector in dict.fromkeys(f.detector for f in report.findings if f.severity != "info"):
+            yield from _wrapped(f"What to do ({detector}): {WHAT_TO_DO[detector]}", indent="   ", hang="     ")
+    yield ""
+    yield f"{'Checked':<18}{'judged':>9}{'found':>7}  note"
+    for row in report.detectors:
+        note = _clean(row.note)
+        room = WIDTH - 36
+        yield f"{row.detector:<18}{row.checked:>9}{row.findings:>7}  {textwrap.shorten(note, room, placeholder=' ...')}".rstrip()
+
+
+def _wrapped(text: str, *, indent: str, hang: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        _clean(text), WIDTH, initial_indent=indent, subsequent_indent=indent if hang is None else hang, break_long_words=True
+    )
+
+
+def _clean(text: str) -> str:
+    """No control characters: what a log holds must not steer the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,33 @@
+"""The pipeline's stages: one function each, wiring the rooms; called by Prefect tasks and by the command line."""
+
+from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench
+from dflash.stages.health import health_stage, load_report
+from dflash.stages.prepare import DataStage, PlanStage, build_data, describe_data, plan_stage, prepare_stage
+from dflash.stages.run import Run, list_runs, open_run, reopen_run
+from dflash.stages.summary import closing_text, export_checkpoint, load_summary, summarise_stage
+from dflash.stages.train import TrainStage, train_stage
+
+__all__ = [
+    "DataStage",
+    "EvaluationBench",
+    "PlanStage",
+    "Run",
+    "TrainStage",
+    "build_data",
+    "closing_text",
+    "describe_data",
+    "evaluate_stage",
+    "export_checkpoint",
+    "health_stage",
+    "list_runs",
+    "load_report",
+    "load_result",
+    "load_summary",
+    "open_bench",
+    "open_run",
+    "plan_stage",
+    "prepare_stage",
+    "reopen_run",
+    "summarise_stage",
+    "train_stage",
+]

@@ -1,0 +1,124 @@
+"""Stage 4: decode held-out prompts with a checkpoint's drafter, beside plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
+from dflash.data.prepare import load_data
+from dflash.data.tokenizer import load_tokenizer, stop_token_ids
+from dflash.errors import CheckpointError, RunStateError
+from dflash.evaluate.candidates import drafter_candidate
+from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts
+from dflash.evaluate.run import evaluate_drafter, require_lossless
+from dflash.evaluate.write import RESULT_FILE, write_evaluation
+from dflash.model.drafter import Drafter
+from dflash.model.target import Target, load_target
+from dflash.records import DataManifest, EvaluationResult, RunPaths, from_json
+from dflash.stages.run import Run
+from dflash.stages.tracking import tracker_of
+from dflash.tracking import evaluation_metrics
+from dflash.train.runs import read_data_pointer
+
+Which = Literal["trained", "untrained"]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationBench:
+    """Everything that evaluations of one run share: the target is loaded once."""
+
+    target: Target
+    prompts: list[EvalPrompt]
+    manifest: DataManifest
+    stop_ids: tuple[int, ...]
+
+
+def open_bench(run: Run) -> EvaluationBench:
+    """Load the run's target and its held-out prompts.
+
+    Raises:
+        EvaluationError: a prompt was trained on, or template flags differ from the data set's.
+    """
+    config = run.config
+    torch.set_num_threads(config.cluster.torch_threads)
+    pointer = read_data_pointer(run.paths)
+    manifest = load_data(pointer.dir).manifest
+    tokenizer = load_tokenizer(config.target)
+    prompts = load_eval_prompts(config, tokenizer=tokenizer, manifest=manifest, data_dir=pointer.dir)
+    target = load_target(
+        config.target, target_layer_ids=config.drafter.target_layer_ids, device=torch.device(config.cluster.device)
+    )
+    return EvaluationBench(target, prompts, manifest, stop_token_ids(tokenizer, config.target))
+
+
+def evaluate_stage(
+    run: Run, bench: EvaluationBench, *, which: Which, progress: Progress, checkpoint: Path | None = None
+) -> EvaluationResult:
+    """Measure a checkpoint's acceptance on the run's held-out prompts.
+
+    Args:
+        run: an opened run.
+        bench: target and prompts.
+        which: `trained` takes the newest durable checkpoint, `untrained` takes `step-0` on fewer prompts.
+        progress: called with (label, done, total).
+        checkpoint: folder to evaluate instead.
+
+    Returns:
+        The result; also written to `eval/<which>-step-N/` and logged to MLflow.
+
+    Raises:
+        CheckpointError: no such checkpoint, or it is damaged.
+        NotLosslessError: speculative and plain decoding disagree.
+    """
+    folder = checkpoint or _checkpoint_of(run.paths, which)
+    loaded = load_checkpoint(folder)
+    config = run.config
+    drafter = Drafter(config.drafter, target_hidden_size=bench.target.info.hidden_size)
+    drafter.load_state_dict(loaded.drafter)
+    candidate = drafter_candidate(
+        bench.target,
+        drafter.to(bench.target.device).eval(),
+        block_size=config.evaluate.block_size,
+        mask_token_id=bench.manifest.mask_token_id,
+        label=which,
+        step=loaded.manifest.step,
+    )
+    prompts = bench.prompts[: config.evaluate.untrained_prompts] if which == "untrained" else bench.prompts
+    evaluation = evaluate_drafter(
+        bench.target, candidate, prompts, evaluate=config.evaluate, stop_ids=bench.stop_ids, progress=progress
+    )
+    folder = run.paths.eval_dir / f"{which}-step-{loaded.manifest.step}"
+    files = write_evaluation(evaluation, folder)
+    tracker = tracker_of(run)
+    tracker.log_metrics(evaluation_metrics(evaluation.result), step=loaded.manifest.step)
+    for file in files:
+        tracker.log_artifact(file, f"eval/{folder.name}")
+    require_lossless(evaluation.result)
+    return evaluation.result
+
+
+def load_result(paths: RunPaths, which: Which) -> EvaluationResult:
+    """The newest stored evaluation of a run.
+
+    Raises:
+        RunStateError: there is none.
+    """
+    found = sorted(paths.eval_dir.glob(f"{which}-step-*/{RESULT_FILE}"), key=lambda file: int(file.parent.name.rpartition("-")[2]))
+    if not found:
+        raise RunStateError(f"run {paths.root} has no {which} evaluation", remedy=f"python -m dflash evaluate {paths.root}")
+    return from_json(EvaluationResult, found[-1].read_bytes(), origin=str(found[-1]))
+
+
+def _checkpoint_of(paths: RunPaths, which: Which) -> Path:
+    step = 0 if which == "untrained" else newest_durable(paths.checkpoints_dir, current_states(read_ledger(paths.ledger)))
+    if step is None:
+        raise CheckpointError(
+            f"run {paths.root} has no durable checkpoint yet", remedy="train first: python -m dflash train CONFIG"
+        )
+    return paths.checkpoint(step)

@@ -1,0 +1,77 @@
+"""The health stage: check a run's log and, where asked, turn a decision into a request to its supervisor."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dflash.checkpoint import clean_steps
+from dflash.errors import RunStateError
+from dflash.health import check_run, critical_training_spans
+from dflash.records import ControlRequest, Decision, HealthReport, RunPaths, from_json, to_json
+from dflash.stages.run import reopen_run
+from dflash.storage import atomic_write_text
+from dflash.train.runs import run_is_live
+
+logger = logging.getLogger(__name__)
+
+
+def health_stage(run_dir: str | Path, *, act: bool, ended: bool | None) -> HealthReport:
+    """Read what is new in a run's log and judge the run.
+
+    Args:
+        run_dir: the run's folder.
+        act: write a request to the supervisor if the check decides something and a supervisor lives.
+        ended: whether the log is complete; None finds out from the run's lock and summary.
+
+    Returns:
+        The report, also written into the run's `health/`.
+    """
+    run = reopen_run(run_dir)
+    paths = run.paths
+    paths.health_dir.mkdir(parents=True, exist_ok=True)
+    live = run_is_live(paths)
+    finished = not live if ended is None else ended
+    with (paths.health_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a check takes milliseconds; two at once would interleave their state
+        report = check_run(paths, run.config, now_s=time.time(), ended=finished, clean_steps=clean_steps(paths.ledger))
+        if act and live and report.decision is not None:
+            _request(paths, report, report.decision)
+    return report
+
+
+def critical_spans(paths: RunPaths) -> tuple[tuple[int, int], ...]:
+    """Check the log up to now and return (onset, last evidence) steps of its critical training findings."""
+    report = health_stage(paths.root, act=False, ended=False)
+    return tuple(critical_training_spans(report))
+
+
+def load_report(paths: RunPaths) -> HealthReport:
+    """The report of the last check.
+
+    Raises:
+        RunStateError: the run was never checked.
+    """
+    file = paths.health_dir / "report.json"
+    if not file.is_file():
+        raise RunStateError(f"run {paths.root} has no health report", remedy=f"python -m dflash health {paths.root}")
+    return from_json(HealthReport, file.read_bytes(), origin=str(file))
+
+
+def _request(paths: RunPaths, report: HealthReport, decision: Decision) -> None:
+    file = paths.requests_dir / f"{decision.key}.json"
+    if file.exists():
+        return
+    request = ControlRequest(
+        key=decision.key,
+        action=decision.action,
+        reason=decision.reason,
+        requested_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        requested_by="health-check",
+    )
+    paths.requests_dir.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(file, to_json(request, indent=2))
+    logger.warning("health check asks the supervisor of %s to %s: %s", report.run, decision.action, decision.reason)

@@ -1,0 +1,114 @@
+"""Stage 5: the exported drafter, `summary.json` and the closing table. The summary's presence marks a run as finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
+from dflash.data.plan import load_plan
+from dflash.errors import RunStateError
+from dflash.evaluate.table import closing_table
+from dflash.model.drafter import Drafter
+from dflash.model.export import ExportDtype, export_drafter
+from dflash.model.target_info import read_target_info
+from dflash.records import RunPaths, RunSummary, from_json, to_json
+from dflash.stages.evaluate import load_result
+from dflash.stages.health import load_report
+from dflash.stages.run import Run, read_reused
+from dflash.stages.tracking import tracker_of
+from dflash.storage import atomic_write_text
+from dflash.train.follow import LogFollower
+
+
+def summarise_stage(run: Run) -> RunSummary:
+    """Export the drafter, gather a run's results, log them and write `summary.json`.
+
+    Raises:
+        RunStateError: a stage is missing.
+        CheckpointError: the newest checkpoint is damaged.
+    """
+    paths = run.paths
+    step = newest_durable(paths.checkpoints_dir, current_states(read_ledger(paths.ledger)))
+    if step is None:
+        raise RunStateError(f"run {paths.root} was never trained", remedy="train first: python -m dflash train CONFIG")
+    export_checkpoint(run, paths.checkpoint(step))
+    tracker = tracker_of(run)
+    tracker.connect()
+    summary = _gather(paths, step, mlflow_run_id=tracker.run_id)
+    atomic_write_text(paths.summary, to_json(summary, indent=2))
+    for file in (paths.summary, paths.config, paths.health_dir / "report.html", paths.health_dir / "report.json"):
+        tracker.log_artifact(file, "run")
+    tracker.log_metrics(_headline(summary), step=step)
+    tracker.set_tags({"health": summary.health_verdict})
+    tracker.finish("FINISHED")
+    return summary
+
+
+def export_checkpoint(run: Run, checkpoint: Path) -> Path:
+    """Write a checkpoint's drafter into `export/` in the published layout, audited and re-imported."""
+    loaded = load_checkpoint(checkpoint)
+    info = read_target_info(run.config.target)
+    drafter = Drafter(run.config.drafter, target_hidden_size=info.hidden_size)
+    drafter.load_state_dict(loaded.drafter)
+    dtype: ExportDtype = "float32" if run.config.cluster.device == "cpu" else "bfloat16"
+    return export_drafter(drafter, run.paths.export_dir, info=info, mask_token_id=loaded.manifest.mask_token_id, dtype=dtype)
+
+
+def load_summary(run_dir: str | Path) -> RunSummary:
+    """The summary of a finished run.
+
+    Raises:
+        RunStateError: the run is not finished.
+    """
+    file = RunPaths(Path(run_dir)).summary
+    if not file.is_file():
+        raise RunStateError(
+            f"{file.parent} has no summary.json: the run is not finished", remedy=f"python -m dflash evaluate {file.parent}"
+        )
+    return from_json(RunSummary, file.read_bytes(), origin=str(file))
+
+
+def closing_text(run: Run, summary: RunSummary) -> str:
+    """The closing table, with the commands that open what the run left behind."""
+    commands = (
+        "make ui            # Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000",
+        f"python -m dflash health {run.paths.root}",
+    )
+    return closing_table(summary, commands=commands)
+
+
+def _gather(paths: RunPaths, step: int, *, mlflow_run_id: str | None) -> RunSummary:
+    trained, untrained = load_result(paths, "trained"), load_result(paths, "untrained")
+    plan = load_plan(paths.plan_dir).manifest
+    follower = LogFollower(paths.log)
+    follower.poll()
+    return RunSummary(
+        run=paths.root.name,
+        acceptance_length=trained.acceptance_length,
+        acceptance_length_untrained=untrained.acceptance_length,
+        acceptance_ci95=trained.acceptance_ci,
+        acceptance_per_position=trained.survival_per_position,
+        speedup=trained.speedup,
+        lossless=trained.lossless and untrained.lossless,
+        padding_efficiency=plan.padding_efficiency,
+        longest_bucket_run=plan.longest_bucket_run,
+        feature_wait_frac=follower.wait_frac(),
+        health_verdict=load_report(paths).verdict,
+        checkpoint=str(paths.checkpoint(step)),
+        steps=step,
+        train_time_s=follower.train_time_s(),
+        reused=tuple(read_reused(paths)),
+        mlflow_run_id=mlflow_run_id,
+    )
+
+
+def _headline(summary: RunSummary) -> dict[str, float]:
+    figures = {
+        "summary/acceptance_length": summary.acceptance_length,
+        "summary/acceptance_length_untrained": summary.acceptance_length_untrained,
+        "summary/padding_efficiency": summary.padding_efficiency,
+        "summary/longest_bucket_run": float(summary.longest_bucket_run),
+        "summary/feature_wait_frac": summary.feature_wait_frac,
+        "summary/train_time_s": summary.train_time_s,
+    }
+    return figures if summary.speedup is None else figures | {"summary/speedup": summary.speedup}

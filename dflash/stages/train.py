@@ -1,0 +1,90 @@
+"""Stage 3: train under a supervisor, with the health check and the forwarding to MLflow on its ticks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflash.config import flat_params
+from dflash.data.prepare import load_data
+from dflash.errors import DflashError, InterruptedRunError
+from dflash.stages.health import critical_spans, health_stage
+from dflash.stages.run import Run
+from dflash.stages.tracking import tracker_of
+from dflash.tracking import LogForwarder
+from dflash.train.progress import TrainProgress, read_progress
+from dflash.train.runs import read_data_pointer
+from dflash.train.supervisor import supervise
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStage:
+    """How the training ended.
+
+    Attributes:
+        wait_frac: share of step time that the drafter waited for features.
+        restarts: times that a crashed trainer was started again.
+
+    """
+
+    steps: int
+    train_time_s: float
+    wait_frac: float
+    checkpoint: str
+    restarts: int
+
+
+def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> TrainStage:
+    """Train to the end of the plan, resuming from the last durable checkpoint if there is one.
+
+    Raises:
+        HaltedError: a health decision or a request halted the run.
+        NonFiniteLimitError, TrainerCrashedError, InterruptedRunError: see their texts.
+    """
+    paths = run.paths
+    pointer = read_data_pointer(paths)
+    tracker = tracker_of(run)
+    tracker.log_params(flat_params(run.config))
+    tracker.log_dataset(load_data(pointer.dir).manifest, pointer.dir)
+    tick = _Tick(run, LogForwarder(paths, tracker), on_progress)
+    try:
+        outcome = supervise(run.config, paths, on_tick=tick, critical_spans=lambda: critical_spans(paths))
+    except DflashError as error:
+        tick.forward()
+        tracker.set_tags({"ended_by": type(error).__name__})
+        tracker.finish("KILLED" if isinstance(error, InterruptedRunError) else "FAILED")
+        raise
+    tick.forward()
+    return TrainStage(
+        steps=outcome.steps,
+        train_time_s=outcome.train_time_s,
+        wait_frac=outcome.wait_frac,
+        checkpoint=str(paths.checkpoint(outcome.checkpoint_step)),
+        restarts=outcome.restarts,
+    )
+
+
+class _Tick:
+    """What happens about once a second while the trainer runs; none of it can slow the trainer."""
+
+    def __init__(self, run: Run, forwarder: LogForwarder, on_progress: Callable[[TrainProgress], None]) -> None:
+        self._run = run
+        self._forwarder = forwarder
+        self._on_progress = on_progress
+        self._next_check_s = time.monotonic() + run.config.health.check_interval_s
+
+    def __call__(self) -> None:
+        self._on_progress(read_progress(self._run.paths))
+        if time.monotonic() >= self._next_check_s:
+            self.forward()
+            report = health_stage(self._run.paths.root, act=True, ended=False)
+            if report.verdict == "unhealthy":
+                logger.warning("health check: %s", report.headline)
+            self._next_check_s = time.monotonic() + self._run.config.health.check_interval_s
+
+    def forward(self) -> None:
+        self._forwarder.forward()

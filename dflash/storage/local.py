@@ -1,0 +1,101 @@
+"""Durable local files: a reader sees the old content or the new, never a mixture, and a crash loses neither.
+
+Invariant: a name appears (or changes its content) only by a rename of a file whose bytes are already on disk,
+and the folder is synced after the rename, so an existing name means complete content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dflash.errors import StorageError
+
+HASH_CHUNK_BYTES = 1 << 20
+"""Bytes read at once while hashing: big enough that the hash, not the call, is the cost."""
+
+
+def fsync_dir(path: Path) -> None:
+    """Put a folder's own entries (creations, renames, deletions) on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` atomically and durably; its folder must exist.
+
+    Raises:
+        StorageError: the folder is missing or cannot be written.
+    """
+    with _temporary_beside(path, data) as temporary:
+        temporary.replace(path)
+    fsync_dir(path.parent)
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Replace `path` by UTF-8 `text` atomically and durably; see `atomic_write_bytes`."""
+    atomic_write_bytes(path, text.encode("utf-8"))
+
+
+def create_exclusively(path: Path, data: bytes) -> bool:
+    """Create `path` with `data` unless it exists.
+
+    Returns:
+        Whether this call created it: of any number of callers exactly one gets True.
+
+    Raises:
+        StorageError: the folder is missing or cannot be written.
+    """
+    with _temporary_beside(path, data) as temporary:
+        try:
+            # A hard link fails where a rename would silently replace.
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+    fsync_dir(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def _temporary_beside(path: Path, data: bytes) -> Iterator[Path]:
+    """A synced file with `data` in the folder of `path`, gone afterwards unless it was renamed."""
+    temporary: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp makes files private; a run's folder is for every reader
+            os.fsync(file.fileno())
+        yield temporary
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}", remedy="check that the folder exists, is writable and has free space"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's content, read in chunks.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(HASH_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}", remedy="check the path and its permissions") from error
+    return digest.hexdigest()

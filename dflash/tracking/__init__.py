@@ -1,0 +1,19 @@
+"""The one door to MLflow: it may be slow, away or refusing, and training never notices."""
+
+from dflash.tracking.forward import LogForwarder
+from dflash.tracking.names import evaluation_metrics, step_metrics
+from dflash.tracking.open import open_tracker, store_uri
+from dflash.tracking.redact import redact_text
+from dflash.tracking.tracker import MlflowTracker, NullTracker, Tracker
+
+__all__ = [
+    "LogForwarder",
+    "MlflowTracker",
+    "NullTracker",
+    "Tracker",
+    "evaluation_metrics",
+    "open_tracker",
+    "redact_text",
+    "step_metrics",
+    "store_uri",
+]

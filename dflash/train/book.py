@@ -1,0 +1,118 @@
+"""The supervisor's bookkeeping of checkpoints: ledger, verdicts, pointers, retention.
+
+Invariant: the rename that names a folder `step-N` is the commit, and the ledger follows the folders: whatever a dead
+supervisor did not note is noted by the next one. Nothing else writes the ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from dflash.checkpoint import (
+    LATEST_CLEAN,
+    Evidence,
+    Ledger,
+    checkpoints_to_delete,
+    list_checkpoints,
+    newest_durable,
+    point_to,
+    propose_transitions,
+    read_manifest,
+    remove_checkpoint,
+    verify_checkpoint,
+)
+from dflash.config import CheckpointConfig
+from dflash.errors import CheckpointError
+from dflash.records import CheckpointState, LedgerEntry, RunPaths
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointBook:
+    """Notes, judges and prunes the checkpoints of one run."""
+
+    def __init__(self, paths: RunPaths, rule: CheckpointConfig) -> None:
+        self._paths = paths
+        self._rule = rule
+        self._ledger = Ledger(paths.ledger)
+        self._judged: set[int] = set()
+
+    @property
+    def last_segment(self) -> int:
+        """Highest segment of any noted checkpoint, -1 without any."""
+        return max((entry.segment for entry in self._ledger.current.values()), default=-1)
+
+    def reconcile(self) -> bool:
+        """Note every complete folder that the ledger does not know yet; returns whether there was one."""
+        changed = False
+        for step in list_checkpoints(self._paths.checkpoints_dir):
+            known = self._ledger.current.get(step)
+            try:
+                segment = read_manifest(self._paths.checkpoint(step)).segment
+            except CheckpointError as error:
+                if known is None or known.state != "bad":
+                    self._note(step, self.last_segment if known is None else known.segment, "bad", error.what)
+                continue
+            if known is None or known.segment < segment:
+                self._note(step, segment, "writing", "found on disk")
+                known = self._ledger.current[step]
+            if known.state == "writing":
+                self._note(step, segment, "durable", "complete under its final name")
+            if self._ledger.current[step].state == "durable":
+                self._note(step, segment, "probation", "waits for its soak")
+                self._judged.discard(step)
+                changed = True
+        return changed
+
+    def newest_verified(self) -> int | None:
+        """Newest checkpoint whose files all verify; damaged newer ones are marked bad with a warning."""
+        self.reconcile()
+        while (step := newest_durable(self._paths.checkpoints_dir, self._ledger.current)) is not None:
+            problem = self._problem(step)
+            if problem is None:
+                return step
+            logger.warning("checkpoint step-%d cannot be used, trying the one before it: %s", step, problem)
+            self._note(step, self._ledger.current[step].segment, "bad", problem)
+        return None
+
+    def is_due(self, *, records: int) -> bool:
+        """Whether a checkpoint's soak is over (with `records` logged) that was not judged since."""
+        return any(
+            entry.state == "probation" and step not in self._judged and self._soak_end(step) <= records
+            for step, entry in self._ledger.current.items()
+        )
+
+    def judge(self, evidence: Evidence) -> None:
+        """Apply the transitions that the evidence asks for, move `latest_clean`, delete what may go."""
+        # Only what is noted and still there: the trainer may be adding folders at this moment.
+        on_disk = list_checkpoints(self._paths.checkpoints_dir)
+        current = {step: entry for step, entry in self._ledger.current.items() if step in on_disk}
+        self._judged |= {step for step in current if self._soak_end(step) <= evidence.judged_records}
+        for proposal in propose_transitions(current, evidence=evidence, rule=self._rule, problem_of=self._problem):
+            self._note(proposal.step, proposal.segment, proposal.state, proposal.reason)
+        clean = [step for step in current if self._ledger.current[step].state == "clean"]
+        if clean:
+            point_to(self._paths.checkpoints_dir, LATEST_CLEAN, max(clean))
+
+    def prune(self) -> None:
+        """Delete the checkpoints that retention lets go."""
+        states = {step: entry.state for step, entry in self._ledger.current.items()}
+        steps = list_checkpoints(self._paths.checkpoints_dir)
+        doomed = checkpoints_to_delete(steps, states, keep_clean=self._rule.keep_clean, keep_other=self._rule.keep_other)
+        for step in doomed:
+            remove_checkpoint(self._paths.checkpoints_dir, step)
+
+    def _soak_end(self, step: int) -> int:
+        return step + self._rule.soak_steps if step > 0 else 0
+
+    def _problem(self, step: int) -> str | None:
+        try:
+            manifest = verify_checkpoint(self._paths.checkpoint(step))
+        except CheckpointError as error:
+            return error.what
+        return None if manifest.finite else "weights or moments are not finite"
+
+    def _note(self, step: int, segment: int, state: CheckpointState, reason: str) -> None:
+        at = datetime.now(UTC).isoformat()
+        self._ledger.append(LedgerEntry(step=step, segment=segment, state=state, at=at, reason=reason))

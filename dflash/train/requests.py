@@ -1,0 +1,56 @@
+"""Requests to the supervisor: files created once under their key, acknowledged beside them once executed.
+
+Invariant: a request has one effect: an acknowledged one is never executed again, and one that was executed but not yet
+acknowledged is harmless to execute twice (stopping a stopped trainer).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dflash.errors import DataError
+from dflash.records import ControlRequest, RunPaths, from_json
+from dflash.storage import atomic_write_text
+
+logger = logging.getLogger(__name__)
+
+_ACK_SUFFIX = ".ack.json"
+
+
+def pending_requests(paths: RunPaths) -> list[ControlRequest]:
+    """Requests without an acknowledgement, oldest first; malformed ones are refused here."""
+    if not paths.requests_dir.is_dir():
+        return []
+    pending = []
+    for file in sorted(paths.requests_dir.glob("*.json")):
+        if file.name.endswith(_ACK_SUFFIX) or file.name.startswith(".") or _ack_file(paths, file.stem).exists():
+            continue
+        request = _read(paths, file)
+        if request is not None:
+            pending.append(request)
+    return sorted(pending, key=lambda request: (request.requested_at, request.key))
+
+
+def acknowledge(paths: RunPaths, key: str, *, outcome: str) -> None:
+    """Note that the request `key` was dealt with."""
+    payload = {"key": key, "outcome": outcome, "at": datetime.now(UTC).isoformat()}
+    atomic_write_text(_ack_file(paths, key), json.dumps(payload, indent=2) + "\n")
+
+
+def _read(paths: RunPaths, file: Path) -> ControlRequest | None:
+    try:
+        request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
+        if request.key != file.stem:
+            raise DataError(f"{file} holds the request {request.key!r}", remedy="name the file after its key")
+    except DataError as error:
+        logger.warning("refused a request: %s", error)
+        acknowledge(paths, file.stem, outcome=f"refused: {error.what}")
+        return None
+    return request
+
+
+def _ack_file(paths: RunPaths, key: str) -> Path:
+    return paths.requests_dir / f"{key}{_ACK_SUFFIX}"

@@ -1,0 +1,162 @@
+"""A run's folder: what it was made from, who trains it now.
+
+Invariant: a run's training identity (everything that decides its numbers) never changes; what only observes or schedules
+(health, evaluation, tracking, devices, queue bounds, save interval) may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash.config import Config, dump_config, flat_params, load_config
+from dflash.errors import RunStateError, StorageError
+from dflash.records import RunPaths
+from dflash.storage import atomic_write_text, get_bytes
+
+logger = logging.getLogger(__name__)
+
+OBSERVING_KEYS = (
+    "run.name", "run.root", "cluster.targets_per_replica", "cluster.device_memory_bytes", "health.", "evaluate.", "tracking.",
+    "checkpoint.", "train.queues.", "train.max_nonfinite_in_row", "train.heartbeat_s", "train.max_restarts",
+    "target.local_files_only",
+)  # fmt: skip
+"""Keys (or prefixes of keys) that may differ between two starts of one run."""
+
+_LOCK_TRIES = 25
+_LOCK_RETRY_S = 0.02
+"""A probe of the lock holds it for microseconds: whoever wants it for good tries again for half a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPointer:
+    """The data set that a run trains on."""
+
+    dir: Path
+    fingerprint: str
+
+
+def training_identity(config: Config) -> dict[str, str]:
+    """The flat configuration without what only observes or schedules."""
+    return {key: value for key, value in flat_params(config).items() if not key.startswith(OBSERVING_KEYS)}
+
+
+def training_hash(config: Config) -> str:
+    """SHA-256 (hex) of the training identity."""
+    return hashlib.sha256(json.dumps(training_identity(config), sort_keys=True).encode()).hexdigest()
+
+
+def prepare_run(config: Config, paths: RunPaths, *, data_dir: Path, fingerprint: str) -> None:
+    """Make a run's folder ready for the supervisor, or check that it is still the same run.
+
+    Args:
+        config: resolved configuration.
+        paths: the run's folder, created if missing.
+        data_dir: folder of the data set.
+        fingerprint: its fingerprint.
+
+    Raises:
+        RunStateError: the folder belongs to another configuration or another data set; the message names the difference.
+    """
+    if paths.config.is_file():
+        _refuse_other_config(config, load_config(paths.config), paths)
+    if paths.data_pointer.is_file():
+        known = read_data_pointer(paths)
+        if known.fingerprint != fingerprint:
+            raise RunStateError(
+                f"run {paths.root} trains on data set {known.fingerprint[:16]}, not on {fingerprint[:16]}",
+                remedy="use another run.name for the new data set, or remove the run's folder",
+            )
+    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.requests_dir.mkdir(parents=True, exist_ok=True)
+    paths.checkpoints_dir.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(paths.config, dump_config(config))
+    pointer = {"dir": str(Path(data_dir).resolve()), "fingerprint": fingerprint}
+    atomic_write_text(paths.data_pointer, json.dumps(pointer, indent=2) + "\n")
+
+
+def read_data_pointer(paths: RunPaths) -> DataPointer:
+    """Which data set a run trains on.
+
+    Raises:
+        RunStateError: the run was not prepared.
+    """
+    try:
+        raw = json.loads(get_bytes(paths.data_pointer))
+        return DataPointer(dir=Path(raw["dir"]), fingerprint=str(raw["fingerprint"]))
+    except (StorageError, ValueError, KeyError, TypeError) as error:
+        raise RunStateError(
+            f"{paths.data_pointer} is missing or malformed", remedy="prepare the data first (python -m dflash data prepare)"
+        ) from error
+
+
+def run_is_live(paths: RunPaths) -> bool:
+    """Whether a supervisor trains this run now."""
+    try:
+        with paths.lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def hold_run(paths: RunPaths) -> Iterator[None]:
+    """Be the run's one supervisor while the block runs.
+
+    Raises:
+        RunStateError: another one is.
+    """
+    paths.control_dir.mkdir(parents=True, exist_ok=True)
+    with paths.lock.open("ab") as file:
+        if not any(_try_lock(file.fileno()) for _ in range(_LOCK_TRIES)):
+            raise RunStateError(
+                f"run {paths.root} is being trained by another supervisor ({_holder(paths)})",
+                remedy="wait for it or stop it; two supervisors on one run would destroy it",
+            )
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_LOCK_RETRY_S)
+        return False
+    return True
+
+
+def _holder(paths: RunPaths) -> str:
+    try:
+        return f"pid {json.loads(get_bytes(paths.heartbeat))['pid']}"
+    except (StorageError, ValueError, KeyError, TypeError):
+        return "its heartbeat is not readable"
+
+
+def _refuse_other_config(config: Config, known: Config, paths: RunPaths) -> None:
+    differences = _differences(training_identity(known), training_identity(config))
+    if differences:
+        raise RunStateError(
+            f"run {paths.root} was made from another configuration:\n  " + "\n  ".join(differences),
+            remedy="use another run.name for the changed configuration, or undo the change",
+        )
+    for line in _differences(flat_params(known), flat_params(config)):
+        logger.info("run %s continues with a changed setting that does not touch its numbers: %s", paths.root, line)
+
+
+def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}: {known.get(key, '(absent)')} -> {wanted.get(key, '(absent)')}"
+        for key in sorted(known.keys() | wanted.keys())
+        if known.get(key) != wanted.get(key)
+    ]

@@ -1,0 +1,152 @@
+"""One stretch of training in one process: from a state to the end of the plan, a stop, or an error.
+
+Invariant: whatever ends it, every thread has ended and every log line is on disk before the function returns or raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from dflash.checkpoint import CheckpointWriter, RunIdentity, WriterHooks, load_checkpoint
+from dflash.data.reader import collate
+from dflash.records import TrainerState
+from dflash.train.features import FeatureMaker
+from dflash.train.inputs import Inputs, check_resumable, identity_of, initial_state
+from dflash.train.models import Models
+from dflash.train.optimizer import restore
+from dflash.train.replica import FeatureSupply
+from dflash.train.run_log import RunLog
+from dflash.train.schedule import positions_to_consume
+from dflash.train.step import Stepper
+from dflash.train.trainer import Machinery, Trainer
+
+_PAD_ID = 0
+"""Padding stands behind causal sequences and is never a label, so any id of the vocabulary will do."""
+
+
+def run_segment(
+    inputs: Inputs,
+    models: Models,
+    *,
+    segment: int,
+    resume_step: int | None,
+    stop: threading.Event,
+    on_operation: Callable[[str], None],
+) -> TrainerState:
+    """Train from checkpoint `resume_step` (None: from nothing) to the end.
+
+    Args:
+        inputs: data and plan.
+        models: loaded models; their weights are set here.
+        segment: number of this stretch of the log.
+        resume_step: checkpoint to continue from.
+        stop: set (by a signal) to save and end after the step in progress.
+        on_operation: called before each file operation of a checkpoint.
+
+    Returns:
+        The final state.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, belongs to another run, or the last one cannot be written.
+        InterruptedRunError, NonFiniteLimitError: see `Trainer.run`.
+        BaseException: the error of a stage that failed.
+    """
+    identity = identity_of(inputs, target_fingerprint=models.targets[0].info.fingerprint)
+    state = _set_state(inputs, models, identity, segment=segment, resume_step=resume_step)
+    positions = positions_to_consume(len(inputs.plan.batches), start=state.plan_position, skipped=state.skipped_positions)
+    supply = FeatureSupply(
+        positions,
+        read=lambda position: collate(inputs.plan.batches[position], inputs.store, pad_id=_PAD_ID),
+        makers=[_maker(inputs, models, index).make for index in range(len(models.targets))],
+        queues=inputs.config.train.queues,
+    )
+    with ExitStack() as cleanup:
+        log = RunLog(
+            inputs.paths.log,
+            segment=segment,
+            capacity_records=inputs.config.train.queues.log_records,
+            on_defect=supply.pipeline.fail,
+        )
+        cleanup.callback(log.close)
+        log.event("start" if resume_step is None else "resume", state.step, _start_details(state))
+        log.event("config", state.step, _config_details(inputs, models, identity))
+        hooks = WriterHooks(before_commit=log.sync, on_event=log.event, on_defect=supply.pipeline.fail, on_operation=on_operation)
+        checkpoints = CheckpointWriter(
+            inputs.paths.checkpoints_dir, identity=identity, drafter=models.weights, optimizer=models.moments, hooks=hooks
+        )
+        cleanup.callback(checkpoints.close)
+        machinery = Machinery(
+            batches=inputs.plan.batches,
+            supply=supply,
+            stepper=_stepper(inputs, models),
+            log=log,
+            checkpoints=checkpoints,
+            stop=stop,
+        )
+        cleanup.callback(supply.shut_down)
+        supply.start()
+        interval = inputs.config.checkpoint.interval_steps
+        return Trainer(inputs.config.train, save_interval_steps=interval, state=state, machinery=machinery).run(positions)
+
+
+def _set_state(inputs: Inputs, models: Models, identity: RunIdentity, *, segment: int, resume_step: int | None) -> TrainerState:
+    fresh = initial_state(inputs, segment=segment)
+    if resume_step is None:
+        models.drafter.init_weights(inputs.config.run.seed)
+        return fresh
+    loaded = load_checkpoint(inputs.paths.checkpoint(resume_step))
+    check_resumable(loaded, fresh=fresh, identity=identity)
+    restore(models.weights, loaded.drafter, what="drafter")
+    restore(models.moments, loaded.optimizer, what="optimizer")
+    return dataclasses.replace(loaded.state, segment=segment)
+
+
+def _maker(inputs: Inputs, models: Models, index: int) -> FeatureMaker:
+    return FeatureMaker(
+        target=models.targets[index],
+        target_index=index,
+        config=inputs.config,
+        mask_token_id=inputs.store.manifest.mask_token_id,
+        drafter_device=models.device,
+        dtype=models.compute_dtype,
+    )
+
+
+def _stepper(inputs: Inputs, models: Models) -> Stepper:
+    return Stepper(
+        models.drafter,
+        models.optimizer,
+        head_weight=models.targets[-1].head_weight.detach().to(models.device),
+        loss=inputs.config.train.loss,
+        clip_norm=inputs.config.train.clip_norm,
+        autocast_dtype=None if models.compute_dtype is torch.float32 else models.compute_dtype,
+    )
+
+
+def _start_details(state: TrainerState) -> dict[str, Any]:
+    return {"plan_position": state.plan_position, "total_steps": state.total_steps, "lr_scale": state.lr_scale}
+
+
+def _config_details(inputs: Inputs, models: Models, identity: RunIdentity) -> dict[str, Any]:
+    fresh = initial_state(inputs, segment=0)
+    return {
+        "config_sha256": fresh.config_sha256,
+        "plan_sha256": fresh.plan_sha256,
+        "seed": fresh.seed,
+        "total_steps": fresh.total_steps,
+        "accumulation_steps": inputs.config.train.accumulation_steps,
+        "targets": len(models.targets),
+        "parameters": sum(tensor.numel() for tensor in models.weights.values()),
+        "compute_dtype": str(models.compute_dtype).removeprefix("torch."),
+        "device": str(models.device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        **dataclasses.asdict(identity),
+    }

@@ -1,0 +1,1 @@
+"""Flows: the order of the stages and their parameters; tasks hold the policies, the library does the work."""

@@ -1,0 +1,49 @@
+"""The health check: runs that are being trained are judged, and a decision becomes a request to the supervisor."""
+
+from __future__ import annotations
+
+import sys
+
+from prefect import flow
+
+from dflash.records import HealthReport
+from flows.parameters import ConfigPath, Overrides, RunFolder, check, command_line, flow_run_name
+from tasks.check_health import check_health, find_live_runs, require_healthy
+from tasks.local import run_program
+from tasks.policies import show_library_log
+
+
+@flow(name="health-check", flow_run_name=flow_run_name, retries=0, persist_result=False, on_running=[show_library_log])
+def health_check(
+    config: ConfigPath, overrides: Overrides | None = None, run: RunFolder | None = None, act: bool = True
+) -> list[HealthReport]:
+    """Judge every run of a configuration that is being trained right now; fail if one of them is unhealthy.
+
+    Args:
+        config: configuration file; its `run.root` and `run.name` say which runs are looked at.
+        overrides: dotted assignments on top of it.
+        run: one run's folder name, looked at whether it is being trained or not.
+        act: ask the supervisor to carry out what the check decides.
+    """
+    runs = find_live_runs(config, overrides=overrides or [], run=run)
+    reports = [check_health(run_dir, act=act, ended=None) for run_dir in runs]
+    require_healthy(reports)
+    return reports
+
+
+def main() -> int:
+    """Command line of the flow; returns the exit code."""
+    parser = command_line("Check the health of the runs that are being trained.")
+    parser.add_argument("--run", help="folder name of one run")
+    parser.add_argument("--look-only", action="store_true", help="never ask the supervisor for anything")
+    arguments = parser.parse_args()
+
+    def body() -> None:
+        for report in health_check(arguments.config, arguments.overrides, arguments.run, not arguments.look_only):
+            print(f"{report.run}: {report.verdict}: {report.headline}")
+
+    return run_program(body, check=lambda: check(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

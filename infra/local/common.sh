@@ -1,0 +1,29 @@
+# Shared by up and down: where things are, and processes known by pid AND start time, so that a recycled pid is never touched.
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+cd "$ROOT"
+
+BIN="${DFLASH_BIN:-$ROOT/.venv/bin}"
+STATE="${DFLASH_LOCAL_DIR:-$ROOT/.local}"
+PREFECT_PORT="${DFLASH_PREFECT_PORT:-4200}"
+MLFLOW_PORT="${DFLASH_MLFLOW_PORT:-5000}"
+RUNS="${DFLASH_RUNS_DIR:-$ROOT/runs}"
+API="http://127.0.0.1:$PREFECT_PORT/api"
+MLFLOW="http://127.0.0.1:$MLFLOW_PORT"
+# Started in this order, stopped in the opposite one.
+SERVICES=(prefect-server mlflow worker-train worker-health)
+
+export PREFECT_API_URL="$API" PREFECT_UI_API_URL="$API"
+export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 MLFLOW_DISABLE_TELEMETRY=true
+export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONUNBUFFERED=1
+
+start_time_of() { # start time of a living process in clock ticks, empty if there is none (a zombie is none)
+  [[ -r "/proc/$1/stat" ]] || return 0
+  sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'
+}
+
+pid_of() { # pid of a service that runs, empty otherwise
+  local file="$STATE/$1.pid" pid started
+  [[ -f "$file" ]] || return 0
+  read -r pid started <"$file"
+  [[ -n "$started" && "$(start_time_of "$pid")" == "$started" ]] && echo "$pid" || true
+}

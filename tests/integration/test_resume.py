@@ -1,0 +1,149 @@
+"""Exact resume: real trainer processes, really killed, end with the numbers of an uninterrupted run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dflash.checkpoint import list_checkpoints, read_state
+from dflash.errors import EXIT_INTERRUPTED
+from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config
+from tests.support.trainer_process import (
+    KillAt,
+    end_of,
+    final_hashes,
+    live_steps,
+    log_lines,
+    numbers_of,
+    start_trainer,
+    train_to_end,
+    wait_until,
+)
+
+OVERRIDES = ("train.accumulation_steps=2", "train.epochs=4", "train.loss.objective=dpace", "checkpoint.interval_steps=3")
+SAVES_BEFORE_THE_END = 3
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> TinyRun:
+    run = build_tiny_run(root, samples=40, overrides=OVERRIDES)
+    train_to_end(run)
+    return run
+
+
+@pytest.fixture
+def run(root: Path, reference: TinyRun) -> TinyRun:
+    return build_tiny_run(root, samples=40, overrides=OVERRIDES)
+
+
+def assert_same_training(run: TinyRun, reference: TinyRun) -> None:
+    steps = len(numbers_of(reference.paths))
+    assert read_state(reference.paths.checkpoint(steps)).total_steps == steps > 20
+    assert numbers_of(run.paths) == numbers_of(reference.paths)
+    assert final_hashes(run.paths, steps) == final_hashes(reference.paths, steps)
+    assert final_hashes(run.paths, 0) != final_hashes(run.paths, steps)
+
+
+def test_two_uninterrupted_runs_are_bit_identical(run: TinyRun, reference: TinyRun) -> None:
+    train_to_end(run)
+    assert_same_training(run, reference)
+
+
+@pytest.mark.parametrize(
+    "kill_at",
+    [
+        KillAt("prepare", 1),
+        KillAt("optimizer", 2),
+        KillAt("manifest", SAVES_BEFORE_THE_END),
+        KillAt("rename", 2),
+        KillAt("sync folder", 3),
+        KillAt("pointer", 2),
+    ],
+    ids=lambda kill_at: f"{kill_at.operation}-{kill_at.occurrence}",
+)
+def test_sigkill_inside_a_save_changes_nothing(run: TinyRun, reference: TinyRun, kill_at: KillAt) -> None:
+    assert end_of(start_trainer(run, kill_at=kill_at)) == -signal.SIGKILL
+    train_to_end(run)
+    assert_same_training(run, reference)
+
+
+@pytest.mark.parametrize("step", [1, 7, 20])
+def test_sigkill_between_steps_changes_nothing(run: TinyRun, reference: TinyRun, step: int) -> None:
+    process = start_trainer(run)
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == step for line in log_lines(run.paths)), process=process)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    assert end_of(process) == -signal.SIGKILL
+    train_to_end(run)
+    assert_same_training(run, reference)
+
+
+def test_dying_again_and_again_changes_nothing_and_numbers_the_segments(run: TinyRun, reference: TinyRun) -> None:
+    for kill_at in (KillAt("state", 2), KillAt("clear", 2), KillAt("drafter", 1), KillAt("manifest", 2)):
+        assert end_of(start_trainer(run, kill_at=kill_at)) == -signal.SIGKILL
+    train_to_end(run)
+    assert_same_training(run, reference)
+    segments = [line["segment"] for line in log_lines(run.paths)]
+    assert sorted(set(segments)) == [0, 1, 2, 3, 4]
+    assert segments == sorted(segments)
+
+
+def test_a_line_torn_by_a_kill_stays_one_line_and_history_stays(run: TinyRun, reference: TinyRun) -> None:
+    assert end_of(start_trainer(run, kill_at=KillAt("optimizer", 3))) == -signal.SIGKILL
+    torn = b'{"kind":"step","segm'
+    with run.paths.log.open("ab") as log:
+        log.write(torn)
+    before = run.paths.log.read_bytes()
+    train_to_end(run)
+    after = run.paths.log.read_bytes()
+    assert after.startswith(before + b"\n")
+    assert after.split(b"\n").count(torn) == 1
+    assert_same_training(run, reference)
+
+
+def test_sigterm_saves_and_the_next_start_continues_from_there(run: TinyRun, reference: TinyRun) -> None:
+    process = start_trainer(run)
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 4 for line in log_lines(run.paths)), process=process)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    assert end_of(process) == EXIT_INTERRUPTED
+    stopped = next(line["step"] for line in log_lines(run.paths) if line.get("event") == "stop_requested")
+    assert max(list_checkpoints(run.paths.checkpoints_dir)) == stopped == max(live_steps(run.paths)) + 1
+    train_to_end(run)
+    resumed = next(line for line in log_lines(run.paths) if line.get("event") == "resume")
+    assert (resumed["segment"], resumed["step"]) == (1, stopped)
+    assert_same_training(run, reference)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_end_is_the_same(run: TinyRun, reference: TinyRun) -> None:
+    assert end_of(start_trainer(run, kill_at=KillAt("prepare", 3))) == -signal.SIGKILL
+    newest = max(list_checkpoints(run.paths.checkpoints_dir))
+    file = run.paths.checkpoint(newest) / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    train_to_end(run)
+    resumed = next(line for line in log_lines(run.paths) if line.get("event") == "resume")
+    assert 0 <= resumed["step"] < newest
+    assert_same_training(run, reference)
+
+
+def test_another_number_of_targets_gives_the_same_training(run: TinyRun, reference: TinyRun) -> None:
+    assert end_of(start_trainer(run, kill_at=KillAt("manifest", 3))) == -signal.SIGKILL
+    changed = rewrite_config(run, overrides=["cluster.targets_per_replica=3", "train.queues.feature_bytes=1"])
+    train_to_end(changed)
+    assert_same_training(changed, reference)
+    assert {len(record["target_depths"]) for record in live_steps(run.paths).values()} == {1, 3}
+
+
+def test_the_log_holds_every_record_of_a_durable_checkpoint(run: TinyRun, reference: TinyRun) -> None:
+    assert end_of(start_trainer(run, kill_at=KillAt("pointer", 3))) == -signal.SIGKILL
+    newest = max(list_checkpoints(run.paths.checkpoints_dir))
+    assert newest > 0
+    assert set(range(newest)) <= set(live_steps(run.paths))

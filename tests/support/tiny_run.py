@@ -1,0 +1,155 @@
+"""A complete tiny run folder (random Qwen3 target, random samples, plan, config) that trains in a few seconds on a CPU.
+
+`build_tiny_run(root, overrides=...)` makes everything that `supervise` needs; `tiny_target` and `tiny_data_set` are
+usable on their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from dflash.config import Config, dump_config, parse_config
+from dflash.data.buckets import bucket_of
+from dflash.data.manifest import hashes_sha256
+from dflash.data.plan import prepare_plan
+from dflash.data.shards import ShardWriter, TokenizedSample
+from dflash.model.target import read_target_info
+from dflash.records import BucketStats, DataManifest, RunPaths, to_json
+from dflash.train.runs import prepare_run
+
+VOCAB_SIZE = 48
+MASK_TOKEN_ID = 47
+"""No sample contains it."""
+
+TINY_CONFIG = """
+run: {{name: tiny, root: {root}, seed: 5}}
+target: {{path: {target}, mask_token_id: 47}}
+drafter:
+  hidden_size: 16
+  intermediate_size: 24
+  num_attention_heads: 2
+  num_key_value_heads: 1
+  head_dim: 8
+  block_size: 4
+  target_layer_ids: [0, 1]
+  max_position_embeddings: 64
+data:
+  source: synthetic
+  num_conversations: {samples}
+  answers: {{regenerate: false}}
+  max_length_tokens: 32
+  bucket_edges_tokens: [12, 20, 32]
+plan: {{tokens_per_batch: 64, max_sequences: 4, pad_multiple_tokens: 4}}
+train: {{epochs: 2, lr: 0.01, warmup_frac: 0.2, heartbeat_s: 0.2}}
+checkpoint: {{interval_steps: 4, window_steps: 4, soak_steps: 4}}
+tracking: {{enabled: false}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyRun:
+    """A prepared run."""
+
+    config: Config
+    paths: RunPaths
+    data_dir: Path
+
+
+def tiny_target(directory: Path, *, seed: int = 0, hidden_size: int = 16, num_hidden_layers: int = 3) -> Path:
+    """Save a random Qwen3 causal LM (48 tokens) as a Hugging Face folder; returns the folder."""
+    torch.manual_seed(seed)
+    shape = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(shape).float().save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def tiny_data_set(directory: Path, config: Config, *, samples: int, seed: int = 0) -> DataManifest:
+    """Write a data set of random samples over all buckets; each is a prompt and a supervised answer."""
+    generator = np.random.default_rng(seed)
+    edges = config.data.bucket_edges_tokens
+    directory.mkdir(parents=True)
+    writer = ShardWriter(directory, buckets=len(edges), rows_per_shard=64, rows_per_group=8)
+    tokens, supervised = [0] * len(edges), [0] * len(edges)
+    counts = [0] * len(edges)
+    for number in range(samples):
+        length = int(generator.integers(6, edges[-1] + 1))
+        prompt = int(generator.integers(1, length - 3))
+        # A walk instead of noise, so that there is something to learn.
+        ids = np.cumsum(generator.integers(1, 3, length)) % MASK_TOKEN_ID
+        bucket = bucket_of(length, edges)
+        mask = [position >= prompt for position in range(length)]
+        writer.add(TokenizedSample(f"s{number}", "walk", ids.tolist(), mask), bucket=bucket)
+        counts[bucket], tokens[bucket] = counts[bucket] + 1, tokens[bucket] + length
+        supervised[bucket] += sum(mask)
+    hashes = [f"{number:064x}" for number in range(samples)]
+    (directory / "prompt_hashes.txt").write_text("".join(f"{line}\n" for line in hashes))
+    manifest = DataManifest(
+        fingerprint=f"{seed + samples:064x}",
+        created_at="2026-01-01T00:00:00+00:00",
+        source={"kind": "random walk"},
+        target_path=config.target.location,
+        target_fingerprint=read_target_info(config.target).fingerprint,
+        tokenizer_sha256="0" * 64,
+        template_sha256="0" * 64,
+        template_flags={},
+        vocab_size=VOCAB_SIZE,
+        mask_token_id=MASK_TOKEN_ID,
+        on_policy=True,
+        answer_sampling={},
+        samples=samples,
+        tokens=sum(tokens),
+        supervised_tokens=sum(supervised),
+        max_length_tokens=edges[-1],
+        quarantined={},
+        prompt_hashes_sha256=hashes_sha256(hashes),
+        buckets=tuple(
+            BucketStats(index, edges[index], counts[index], tokens[index], supervised[index]) for index in range(len(edges))
+        ),
+        shards=writer.close(),
+    )
+    (directory / "manifest.json").write_text(to_json(manifest, indent=2))
+    return manifest
+
+
+def build_tiny_run(root: Path, *, samples: int = 24, overrides: Sequence[str] = ()) -> TinyRun:
+    """Make target, data set, plan and run folder under `root`; `overrides` as on the command line."""
+    target = root / "target"
+    if not target.exists():
+        tiny_target(target)
+    text = TINY_CONFIG.format(root=json.dumps(str(root / "runs")), target=json.dumps(str(target)), samples=samples)
+    config = parse_config(text, origin="tiny run", overrides=overrides)
+    data_dir = root / f"data-{samples}"
+    if not data_dir.exists():
+        tiny_data_set(data_dir, config, samples=samples)
+    fingerprint = json.loads((data_dir / "manifest.json").read_text())["fingerprint"]
+    paths = RunPaths(root / "runs" / f"tiny-{len(list((root / 'runs').glob('tiny-*'))) + 1:03d}")
+    prepare_run(config, paths, data_dir=data_dir, fingerprint=fingerprint)
+    prepare_plan(config, data_dir, paths.plan_dir)
+    return TinyRun(config=config, paths=paths, data_dir=data_dir)
+
+
+def rewrite_config(run: TinyRun, *, overrides: Sequence[str]) -> TinyRun:
+    """Change settings of a prepared run behind its back."""
+    config = parse_config(dump_config(run.config), origin="tiny run", overrides=overrides)
+    run.paths.config.write_text(dump_config(config))
+    return TinyRun(config=config, paths=run.paths, data_dir=run.data_dir)

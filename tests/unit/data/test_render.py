@@ -1,0 +1,199 @@
+"""Loss masks: exactly the answers and their end-of-turn tokens, for several template families."""
+
+from __future__ import annotations
+
+import pytest
+from chat_toys import (
+    CHATML,
+    CHATML_DEFAULT_SYSTEM,
+    HEADERS,
+    PLAIN,
+    THINKING,
+    TURNS,
+    renderer,
+    supervised_texts,
+    talk,
+    toy_tokenizer,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash.data.quarantine import BadRowError
+from dflash.data.render import ChatRenderer, has_supervised_pair
+from dflash.errors import DataError
+
+TWO_ANSWERS = talk("What is 2 + 3?", "2 + 3 = 5.", "And the weather?", "Fine, 7 degrees.")
+
+FAMILIES = {
+    "chatml": (CHATML, "<|im_end|>"),
+    "chatml with a system turn of its own": (CHATML_DEFAULT_SYSTEM, "<|im_end|>"),
+    "headers": (HEADERS, "<|eot|>"),
+    "turns": (TURNS, "<|/turn|>"),
+    "plain": (PLAIN, ""),
+}
+
+
+@pytest.mark.parametrize(("template", "end"), FAMILIES.values(), ids=FAMILIES)
+def test_every_answer_and_its_end_of_turn_token_is_supervised_and_nothing_else(template: str, end: str) -> None:
+    rendered = renderer(template).render(TWO_ANSWERS)
+    texts = supervised_texts(toy_tokenizer(template), rendered.input_ids, rendered.loss_mask)
+    assert texts == [f"2 + 3 = 5.{end}", f"Fine, 7 degrees.{end}"]
+
+
+@pytest.mark.parametrize(("template", "end"), FAMILIES.values(), ids=FAMILIES)
+def test_only_the_last_answer_is_supervised_on_request(template: str, end: str) -> None:
+    last = renderer(template, supervise="last").render(TWO_ANSWERS)
+    every = renderer(template).render(TWO_ANSWERS)
+    assert last.input_ids == every.input_ids
+    texts = supervised_texts(toy_tokenizer(template), last.input_ids, last.loss_mask)
+    assert texts == supervised_texts(toy_tokenizer(template), every.input_ids, every.loss_mask)[-1:]
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML_DEFAULT_SYSTEM, HEADERS, TURNS])
+@pytest.mark.parametrize("turn", [1, 3])
+def test_what_the_target_is_prompted_with_is_a_prefix_of_the_sample(template: str, turn: int) -> None:
+    chat = renderer(template)
+    rendered = chat.render(TWO_ANSWERS)
+    prompt = chat.prompt_ids(TWO_ANSWERS[:turn])
+    assert rendered.input_ids[: len(prompt)] == prompt
+    assert not rendered.loss_mask[len(prompt) - 1]
+    assert rendered.loss_mask[len(prompt)]
+
+
+def test_the_ids_are_those_of_the_whole_rendering() -> None:
+    tokenizer = toy_tokenizer(CHATML)
+    whole = tokenizer.apply_chat_template([{"role": m.role, "content": m.content} for m in TWO_ANSWERS], tokenize=False)
+    assert renderer(CHATML).render(TWO_ANSWERS).input_ids == tokenizer(whole)["input_ids"]
+
+
+def test_a_system_turn_carries_no_loss() -> None:
+    rendered = renderer(CHATML).render(talk("hi", "hello", system="Talk about the weather."))
+    assert supervised_texts(toy_tokenizer(CHATML), rendered.input_ids, rendered.loss_mask) == ["hello<|im_end|>"]
+
+
+def test_the_break_behind_the_end_of_turn_is_not_supervised_because_the_target_never_writes_it() -> None:
+    rendered = renderer(CHATML).render(talk("hi", "hello\n"))
+    tokenizer = toy_tokenizer(CHATML)
+    assert tokenizer.decode(rendered.input_ids[-1:]) == "\n"
+    assert rendered.loss_mask[-2:] == [True, False]
+    assert supervised_texts(tokenizer, rendered.input_ids, rendered.loss_mask) == ["hello\n<|im_end|>"]
+
+
+def test_turns_behind_the_last_answer_are_left_out() -> None:
+    chat = renderer(CHATML)
+    assert chat.render(talk("hi", "hello", "and now?")) == chat.render(talk("hi", "hello"))
+
+
+def test_an_empty_answer_supervises_its_end_of_turn_token_alone() -> None:
+    rendered = renderer(CHATML).render(talk("hi", ""))
+    assert supervised_texts(toy_tokenizer(CHATML), rendered.input_ids, rendered.loss_mask) == ["<|im_end|>"]
+    assert not has_supervised_pair(rendered.loss_mask)
+
+
+class TestTokensAcrossTheBorder:
+    def test_a_token_that_begins_in_the_prompt_is_not_supervised(self) -> None:
+        rendered = renderer(CHATML).render(talk("hi", "\nhello"))
+        tokenizer = toy_tokenizer(CHATML)
+        assert "\n\n" in [tokenizer.decode([token]) for token in rendered.input_ids], "the case needs a merged token"
+        assert supervised_texts(tokenizer, rendered.input_ids, rendered.loss_mask) == ["hello<|im_end|>"]
+
+    @pytest.mark.parametrize("trim_offsets", [False, True])
+    def test_a_leading_space_counts_even_where_the_tokenizer_does_not_report_it(self, trim_offsets: bool) -> None:
+        tokenizer = toy_tokenizer(PLAIN, trim_offsets=trim_offsets)
+        rendered = ChatRenderer(tokenizer, supervise="all", template_flags={}).render(talk("hi", "the weather"))
+        pieces = [tokenizer.decode([token]) for token in rendered.input_ids]
+        assert " the" in pieces, "the case needs a token over the border"
+        assert not rendered.loss_mask[pieces.index(" the")]
+        assert supervised_texts(tokenizer, rendered.input_ids, rendered.loss_mask) == [" weather"]
+
+
+class TestThinkingTemplates:
+    REASONED = talk("2?", "<think>\nhm\n</think>\n\ntwo", "3?", "<think>\nso\n</think>\n\nthree")
+
+    def test_reasoning_of_the_last_answer_is_supervised(self) -> None:
+        rendered = renderer(THINKING, supervise="last").render(self.REASONED)
+        texts = supervised_texts(toy_tokenizer(THINKING), rendered.input_ids, rendered.loss_mask)
+        assert texts == ["<think>\nso\n</think>\n\nthree<|im_end|>"]
+
+    def test_dropped_reasoning_in_earlier_turns_is_an_error_that_shows_both_readings(self) -> None:
+        with pytest.raises(DataError) as caught:
+            renderer(THINKING).render(self.REASONED)
+        assert "contradicts itself" in str(caught.value)
+        assert "'<think>\\nhm" in str(caught.value)
+        assert "supervise: last" in str(caught.value)
+        assert not isinstance(caught.value, BadRowError), "a property of the template must not be quarantined row by row"
+
+    def test_an_empty_reasoning_block_of_the_prompt_carries_no_loss(self) -> None:
+        chat = renderer(THINKING, enable_thinking=False)
+        rendered = chat.render(talk("2?", "two"))
+        assert supervised_texts(toy_tokenizer(THINKING), rendered.input_ids, rendered.loss_mask) == ["two<|im_end|>"]
+        prompt = chat.prompt_ids(talk("2?"))
+        assert rendered.input_ids[: len(prompt)] == prompt
+
+    def test_without_the_flag_the_same_block_is_the_targets_to_write(self) -> None:
+        rendered = renderer(THINKING).render(talk("2?", "two"))
+        texts = supervised_texts(toy_tokenizer(THINKING), rendered.input_ids, rendered.loss_mask)
+        assert texts == ["<think>\n\n</think>\n\ntwo<|im_end|>"]
+
+    def test_two_turns_whose_history_lacks_the_prompts_block_are_refused(self) -> None:
+        with pytest.raises(DataError, match="contradicts itself"):
+            renderer(THINKING, enable_thinking=False).render(talk("2?", "two", "3?", "three"))
+
+
+class TestUnfinishedAnswers:
+    def test_the_end_of_turn_that_the_target_never_wrote_is_cut_off(self) -> None:
+        chat = renderer(CHATML)
+        cut = chat.render_unfinished(talk("count", "1, 2, 3,"))
+        assert supervised_texts(chat.tokenizer, cut.input_ids, cut.loss_mask) == ["1, 2, 3,"]
+        assert cut.loss_mask[-1]
+
+    def test_earlier_turns_keep_theirs(self) -> None:
+        chat = renderer(CHATML)
+        cut = chat.render_unfinished(talk("hi", "hello", "count", "1, 2,"))
+        assert supervised_texts(chat.tokenizer, cut.input_ids, cut.loss_mask) == ["hello<|im_end|>", "1, 2,"]
+
+    def test_a_template_without_such_a_token_loses_nothing(self) -> None:
+        chat = renderer(PLAIN)
+        cut = chat.render_unfinished(talk("hi", "the weather"))
+        assert supervised_texts(chat.tokenizer, cut.input_ids, cut.loss_mask) == [" weather"]
+
+
+class TestRefusals:
+    def test_no_answer(self) -> None:
+        with pytest.raises(BadRowError, match="no_answer"):
+            renderer(CHATML).render(talk("hi"))
+
+    def test_turns_that_the_template_refuses(self) -> None:
+        with pytest.raises(BadRowError, match=r"template: .*system, user, assistant.*no system turn here"):
+            renderer(TURNS).render(talk("hi", "hello", system="Be kind."))
+
+    @pytest.mark.parametrize("flag", ["tokenize", "add_generation_prompt", "chat_template"])
+    def test_flags_that_the_rendering_itself_decides(self, flag: str) -> None:
+        with pytest.raises(DataError, match=flag):
+            renderer(CHATML, **{flag: True})
+
+
+CONTENT = st.text(alphabet=st.sampled_from("ab 3.\n\té漢🙂\"'&<>{}"), min_size=1, max_size=24)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(contents=st.lists(CONTENT, min_size=2, max_size=6).filter(lambda c: len(c) % 2 == 0))
+def test_for_any_contents_the_supervised_text_is_the_answer_but_for_a_shared_first_token(contents: list[str]) -> None:
+    chat = renderer(CHATML)
+    rendered = chat.render(talk(*contents))
+    texts = supervised_texts(chat.tokenizer, rendered.input_ids, rendered.loss_mask)
+    answers = [f"{content}<|im_end|>" for content in contents[1::2]]
+    assert len(texts) == len(answers)
+    for text, answer in zip(texts, answers, strict=True):
+        assert answer.endswith(text)
+        lost = answer.removesuffix(text)
+        assert lost.strip() == "", "only white space can merge with the prompt's line break"
+    assert chat.tokenizer.decode(rendered.input_ids) == "".join(
+        f"<|im_start|>{'assistant' if i % 2 else 'user'}\n{content}<|im_end|>\n" for i, content in enumerate(contents)
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(mask=st.lists(st.booleans(), max_size=8))
+def test_a_supervised_pair_is_two_neighbours(mask: list[bool]) -> None:
+    assert has_supervised_pair(mask) == ("11" in "".join(str(int(value)) for value in mask))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import pytest
+
+from dflash.errors import EvaluationError
+from dflash.evaluate.compare import compare_summaries
+from dflash.evaluate.table import WIDTH, closing_table
+from dflash.evaluate.text import bar, clean_text
+from dflash.records import RunSummary
+
+COMMANDS = (
+    "PREFECT_API_URL=http://127.0.0.1:4200/api .venv/bin/prefect server start --host 127.0.0.1 --port 4200",
+    "make ui",
+)
+
+
+def summary(**changes: Any) -> RunSummary:
+    values: dict[str, Any] = {
+        "run": "demo-001", "acceptance_length": 3.2149, "acceptance_length_untrained": 1.0312, "acceptance_ci95": (3.014, 3.437),
+        "acceptance_per_position": (0.76, 0.55, 0.4, 0.25, 0.15, 0.08, 0.03), "speedup": 1.664, "lossless": True,
+        "padding_efficiency": 0.971, "longest_bucket_run": 3, "feature_wait_frac": 0.053, "health_verdict": "healthy",
+        "checkpoint": "runs/demo-001/checkpoints/step-600", "steps": 600, "train_time_s": 104.21, "reused": (),
+        "mlflow_run_id": "abc",
+    }  # fmt: skip
+    return RunSummary(**{**values, **changes})
+
+
+def test_the_closing_table_says_everything_it_must() -> None:
+    text = closing_table(summary(reused=("data", "plan")), commands=COMMANDS)
+    for wanted in (
+        "demo-001", "1.03 -> 3.21", "3.01 to 3.44", "1.66x", "same tokens as plain", "97.1%", "3 batches", "5.3%", "healthy",
+        "runs/demo-001/checkpoints/step-600", "data, plan", "76.0%", "3.0%", *COMMANDS,
+    ):  # fmt: skip
+        assert wanted in text
+    assert text.count("#") > 40
+
+
+def test_the_closing_table_keeps_to_eighty_columns_but_for_what_must_be_copied() -> None:
+    text = closing_table(summary(reused=tuple(f"stage-{i}" for i in range(20))), commands=COMMANDS)
+    assert all(len(line) <= WIDTH for line in text.splitlines() if line.strip() not in COMMANDS)
+    assert text.splitlines()[0] == text.splitlines()[-1] == "=" * WIDTH
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_no_name_or_path_can_move_the_cursor_or_forge_a_line() -> None:
+    hostile = "a\x1b[2Jb\rc\u2028d\u202ee\nlossless yes"
+    text = closing_table(
+        summary(run=hostile, checkpoint=hostile, health_verdict=hostile, reused=(hostile,)), commands=[f"rm {hostile}"]
+    )
+    assert all(unicodedata.category(char) not in {"Cc", "Cf", "Zl"} for char in text if char != "\n")
+    assert len(text.splitlines()) == len(closing_table(summary(reused=("x",)), commands=["y"]).splitlines())
+
+
+def test_what_went_wrong_is_shouted_and_what_is_missing_is_said() -> None:
+    text = closing_table(summary(lossless=False, speedup=None, acceptance_ci95=(float("nan"), float("nan"))), commands=())
+    assert "NO, see eval/" in text
+    assert text.count("n/a") == 3
+    assert "next" not in text.splitlines()
+
+
+@pytest.mark.parametrize(("frac", "filled"), [(-1.0, 0), (0.0, 0), (0.26, 3), (1.0, 10), (7.0, 10)])
+def test_bars_are_as_long_as_the_share(frac: float, filled: int) -> None:
+    assert bar(frac, width=10) == "#" * filled + "." * (10 - filled)
+
+
+def test_clean_text_keeps_letters_of_any_script() -> None:
+    assert clean_text("Fluß/日本語 a") == "Fluß/日本語 a"
+    assert clean_text("a\tb\x00c\ud800") == "a?b?c?"
+
+
+def test_runs_are_compared_in_the_order_given_and_the_best_is_marked() -> None:
+    second = summary(run="demo-002", acceptance_length=3.9, speedup=None, lossless=False, health_verdict="watch")
+    table = compare_summaries([summary(), second, summary(run="demo-003", acceptance_length=2.0)])
+    lines = table.text.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["demo-001", "demo-002", "demo-003"]
+    assert [line for line in lines if "*" in line] == [lines[3]]
+    assert "n/a" in lines[3] and " NO " in lines[3] and "watch" in lines[3]
+    assert len({len(line) for line in lines[2:]}) == 1, "columns are aligned"
+    assert [row["run"] for row in table.rows] == ["demo-001", "demo-002", "demo-003"]
+    assert table.rows[0]["gain"] == 0.0
+    assert table.rows[1]["gain"] == pytest.approx(3.9 / 3.2149 - 1)
+    assert table.rows[1]["speedup"] is None
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(EvaluationError, match="no run summaries"):
+        compare_summaries([])
