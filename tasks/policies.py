@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from dflash.errors import DflashError, StorageError
+from dflash.errors import StorageError
 
 LIBRARY_LOGGERS = ("dflash", "tasks")
 
@@ -29,10 +29,7 @@ NEVER_CACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": Fals
 
 def is_transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:
     """Whether a failure may go away by itself: files, stores and the network may, a user's mistake may not."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, StorageError | OSError) and not (
-        isinstance(error, DflashError) and not isinstance(error, StorageError)
-    )
+    return isinstance(state.result(raise_on_failure=False), StorageError | OSError)
 
 
 def show_library_log(_flow: Any, _flow_run: Any, _state: Any) -> None:

@@ -28,13 +28,13 @@ ARTIFACT_EVERY_S = 10.0
 
 def markdown(key: str, text: str, *, description: str) -> None:
     """Leave a Markdown artifact."""
-    with _reporting(f"artifact {key}"):
+    with _reporting(f"artifact {key}", level=logging.WARNING):
         create_markdown_artifact(text, key=key, description=description)
 
 
 def table(key: str, rows: Sequence[dict[str, Any]], *, description: str) -> None:
     """Leave a table artifact, one dictionary a row."""
-    with _reporting(f"artifact {key}"):
+    with _reporting(f"artifact {key}", level=logging.WARNING):
         create_table_artifact(list(rows), key=key, description=description)
 
 
@@ -53,6 +53,8 @@ class ProgressReport:
         self._last_line_s = -LINE_EVERY_S
         self._last_artifact_s = -ARTIFACT_EVERY_S
         self._last_label = ""
+        self._last_done = 0
+        self._away = False
 
     def __call__(self, label: str, done: int, total: int) -> None:
         """Report `done` of `total`."""
@@ -62,26 +64,30 @@ class ProgressReport:
         """Report `done` of `total`; the first, the last and a new label are always shown."""
         percent = 100.0 * done / max(1, total)
         now_s = time.monotonic()
-        if done >= total or label != self._last_label or now_s - self._last_line_s >= LINE_EVERY_S:
-            logger.info("%-22s %4.0f %%  %d/%d%s", label, percent, done, total, f"  {detail}" if detail else "")
+        new = label != self._last_label
+        ended = done >= total and (new or self._last_done < total)
+        if new or ended or (now_s - self._last_line_s >= LINE_EVERY_S and done != self._last_done):
+            logger.info("%-18s %s/%s  %s", label, done, total, detail or f"{percent:.0f} %")
             self._last_line_s = now_s
-        if done >= total or now_s - self._last_artifact_s >= ARTIFACT_EVERY_S:
+        if ended or now_s - self._last_artifact_s >= ARTIFACT_EVERY_S:
             self._update(percent, f"{label}: {done}/{total} {detail}".strip())
             self._last_artifact_s = now_s
-        self._last_label = label
+        self._last_label, self._last_done = label, done
 
     def _update(self, percent: float, description: str) -> None:
-        with _reporting(f"artifact {self._key}"):
+        with _reporting(f"artifact {self._key}", level=logging.DEBUG if self._away else logging.WARNING):
+            self._away = True
             if self._artifact is None:
                 created = create_progress_artifact(progress=percent, key=self._key, description=description)
                 self._artifact = cast("UUID", created)  # a coroutine only where an event loop runs, which no stage does
             else:
                 update_progress_artifact(artifact_id=self._artifact, progress=percent, description=description)
+            self._away = False
 
 
 @contextlib.contextmanager
-def _reporting(what: str) -> Iterator[None]:
+def _reporting(what: str, *, level: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, reporting must not stop the work
-        logger.warning("%s could not be stored in Prefect: %s: %s", what, type(error).__name__, error)
+        logger.log(level, "%s could not be stored in Prefect: %s: %s", what, type(error).__name__, error)

@@ -18,7 +18,7 @@ def train_drafter(run_dir: str) -> TrainStage:
 
     def on_progress(progress: TrainProgress) -> None:
         if progress.total_steps:  # zero until the trainer has started
-            report.show("training (steps)", progress.step, progress.total_steps, detail=_detail(progress))
+            report.show("training", progress.step, progress.total_steps, detail=_detail(progress))
 
     outcome = train_stage(reopen_run(run_dir), on_progress=on_progress)
     cells = (
@@ -30,11 +30,11 @@ def train_drafter(run_dir: str) -> TrainStage:
 
 
 def _detail(progress: TrainProgress) -> str:
-    """Loss, acceptance, speed, time left: what fits beside the bar on 80 columns."""
+    """Loss, acceptance, speed, time left: what fits on 80 columns."""
     known = (
         ("loss {:.2f}", progress.ce),
         ("acc {:.2f}", progress.accepted_length),
         ("{:.0f} tok/s", progress.tokens_per_s),
-        ("eta {:.0f} s", progress.eta_s),
+        ("eta {:.0f}s", progress.eta_s),
     )
-    return "  ".join(form.format(value) for form, value in known if value is not None)
+    return " ".join(form.format(value) for form, value in known if value is not None)

@@ -31,4 +31,4 @@ def checkpoints_to_delete(
         return []
     kept = set(clean[-keep_clean:]) | {step for step in ordered if step >= clean[-1]}
     others = [step for step in ordered if step not in kept]
-    return others[: len(others) - keep_other] if keep_other else others
+    return others[: max(0, len(others) - keep_other)]

@@ -19,6 +19,19 @@ from dflash.config.tree import CONFIG_SCHEMA_VERSION, Config
 from dflash.errors import ConfigError
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """The safe loader, refusing a key that stands twice in one mapping (YAML lets the last one win silently)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply `section.key=value` overrides and validate.
 
@@ -47,7 +60,7 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
 def parse_config(text: str, *, origin: str, overrides: Sequence[str] = ()) -> Config:
     """Like `load_config`, for text that is already in memory; `origin` names it in errors."""
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derives from the safe loader
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not valid YAML: {error}", remedy="mend the line that the message names") from error
     if not isinstance(tree, dict):

@@ -27,7 +27,7 @@ class SpikeConfig(Section):
     cluster_spikes: int = Field(3, ge=2, description="Spikes inside `cluster_steps` that are critical.")
     cluster_steps: int = Field(20, ge=1, description="Window of `cluster_spikes`.")
     chance_p: float = Field(
-        0.01, gt=0, lt=1, description="Chance of a cluster, at the run's own rate of spikes, under which it is critical."
+        1e-4, gt=0, lt=1, description="Chance of a cluster, at the run's own rate of spikes, under which it is critical."
     )
 
 
@@ -35,7 +35,7 @@ class HealthConfig(Section):
     """What the health check judges and how often."""
 
     check_interval_s: float = Field(5.0, gt=0, description="Seconds between checks while a run trains.")
-    report_interval_s: float = Field(30.0, ge=0, description="Seconds between drawings of report.html while nothing new is found.")
+    report_interval_s: float = Field(60.0, ge=0, description="Seconds between drawings of report.html while nothing new is found.")
     spike: SpikeConfig = Field(SpikeConfig(), description="Spike thresholds.")
     nonfinite_skips: int = Field(3, ge=1, description="Skipped non-finite steps that are critical ...")
     nonfinite_window_steps: int = Field(100, ge=1, description="... inside this many steps.")

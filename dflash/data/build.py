@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,11 @@ from dflash.data.tokenizer import stop_token_ids, template_sha256, tokenizer_sha
 from dflash.errors import DataError
 from dflash.records import Conversation, DataManifest, QuarantinedRow, to_json
 from dflash.storage import atomic_write_text
+
+logger = logging.getLogger(__name__)
+
+MIN_EXACT_FRAC = 0.9
+"""Share of answers under which the template, not the odd token, must be why rendering changes them."""
 
 
 class DataBuild:
@@ -68,7 +74,9 @@ class DataBuild:
         except BaseException:
             builder.writer.abort()
             raise
+        self._quarantine.warn(total_rows=rows)
         manifest = self._manifest(builder)
+        self._warn_of_inexact_answers()
         self._quarantine.write(partial / QUARANTINE_FILE)
         atomic_write_text(partial / PROMPT_HASHES_FILE, "".join(f"{line}\n" for line in sorted(builder.prompt_hashes)))
         page = preview_page(builder.preview_samples, manifest, self._tokenizer)
@@ -76,6 +84,15 @@ class DataBuild:
         atomic_write_text(partial / MANIFEST_FILE, to_json(manifest, indent=2) + "\n")
         self._report.unlink(missing_ok=True)
         return manifest
+
+    def _warn_of_inexact_answers(self) -> None:
+        if self._exact < MIN_EXACT_FRAC * self._answers:
+            logger.warning(
+                "only %d of %d answered conversations are rendered as the very tokens that the target generated: "
+                "look at the chat template's treatment of white space and reasoning",
+                self._exact,
+                self._answers,
+            )
 
     def _conversations(self) -> list[Conversation]:
         """All usable conversations; bad rows go into the quarantine."""

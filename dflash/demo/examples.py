@@ -107,7 +107,13 @@ def length_batches(examples: Sequence[Example], *, batch_tokens: int, pad_id: in
 
 
 def training_steps(
-    tokenizer: PreTrainedTokenizerBase, *, seed: int, pool_conversations: int, step_conversations: int, batch_tokens: int, end_weight: float
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    pool_conversations: int,
+    step_conversations: int,
+    batch_tokens: int,
+    end_weight: float,
 ) -> Iterator[list[Batch]]:
     """Yield without end the batches of one optimizer step: fresh training conversations of every kind and length.
 

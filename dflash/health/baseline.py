@@ -11,7 +11,7 @@ real spikes. Both orders are kept sorted, so a point costs a few microseconds in
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +84,11 @@ class Baseline:
                 floor=self._floor,
             )
         return self._level
+
+    def count_above(self, z: float) -> int:
+        """Held points more than `z` spreads above the median; 0 during the warm-up."""
+        level = self.level()
+        return 0 if level is None else len(self._ordered) - bisect_right(self._ordered, level.median + z * level.scale)
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""

@@ -23,7 +23,7 @@ from dflash.health.decision import decide
 from dflash.health.detectors import Integrity
 from dflash.health.detectors.grad_spike import composition
 from dflash.health.detectors.staleness import stale_finding, staleness_summary
-from dflash.health.history import Curve, History, Point
+from dflash.health.history import Curve, History
 from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
 from dflash.health.live import LiveSteps
 from dflash.health.panel import Panel, PanelState
@@ -222,12 +222,12 @@ class HealthChecker:
                 curve = self._history.loss.get(batch.bucket) or self._history.loss.setdefault(batch.bucket, Curve())
                 if curve.wants_next():
                     band = self._panel.loss.usual_and_limit(batch.bucket)
-                    curve.keep(Point(record.step, batch.ce_sum / batch.n_tokens, *band))
+                    curve.keep(record.step, batch.ce_sum / batch.n_tokens, band=band)
         key = composition(record)
         if record.grad_norm is not None and key is not None:
             curve = self._history.grad_norm.get(key) or self._history.grad_norm.setdefault(key, Curve())
             if curve.wants_next():
-                curve.keep(Point(record.step, record.grad_norm, *self._panel.gradient.usual_and_limit(key)))
+                curve.keep(record.step, record.grad_norm, band=self._panel.gradient.usual_and_limit(key))
 
     def _coverage_frac(self) -> float:
         expected = self._live.last + 1

@@ -17,7 +17,7 @@ _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 _LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged", "save_durable", "finish"})
 
 
-class RecentStep(msgspec.Struct):
+class RecentStep(msgspec.Struct, array_like=True):
     """A step of the recent past: the batches it consumed and how far its gradient norm stood out."""
 
     step: int
@@ -45,6 +45,7 @@ class RunContext(msgspec.Struct):
         total_steps: optimizer steps the schedule is laid out for, once known.
         last_life_s: wall time of the trainer's last sign of life.
         last_loss_spike: step of the newest loss spike in any bucket.
+        open_loss_spikes: buckets that have not come back from one.
     """
 
     steps: int = 0
@@ -55,6 +56,7 @@ class RunContext(msgspec.Struct):
     last_life_s: float | None = None
     step_times_s: list[float] = msgspec.field(default_factory=list)
     last_loss_spike: int | None = None
+    open_loss_spikes: int = 0
     last: LastValues | None = None
     finished: bool = False
 
@@ -97,7 +99,7 @@ class RunContext(msgspec.Struct):
 
     def set_grad_z(self, z: float) -> None:
         """Note how far the newest step's gradient norm stood out."""
-        self.recent[-1].grad_z = z
+        self.recent[-1].grad_z = round(z, 3)
 
     def grad_z_before(self, step: int, *, steps: int) -> float | None:
         """Largest gradient z of the `steps` steps before `step`, None where none was judged."""

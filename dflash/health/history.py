@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-MAX_POINTS = 400
+MAX_POINTS = 300
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -32,9 +32,10 @@ class Curve(msgspec.Struct):
         self.seen += 1
         return (self.seen - 1) % self.stride == 0
 
-    def keep(self, point: Point) -> None:
-        """Keep a point that was wanted."""
-        self.points.append(point)
+    def keep(self, step: int, value: float, *, band: tuple[float | None, float | None]) -> None:
+        """Keep a point that was wanted, to as many digits as a picture shows."""
+        usual, limit = band
+        self.points.append(Point(step, _rounded(value), usual and _rounded(usual), limit and _rounded(limit)))
         if len(self.points) > MAX_POINTS:
             self.points = self.points[::2]
             self.stride *= 2
@@ -55,3 +56,7 @@ class History(msgspec.Struct):
         """Forget everything from `step` on."""
         for curve in (*self.loss.values(), *self.grad_norm.values()):
             curve.rewind(step)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from dflash.health.advice import VERDICT_MEANS, WHAT_TO_DO
+from dflash.health.advice import VERDICT_MEANS, batches_in_words, is_settled, what_to_do
 from dflash.health.history import History
 from dflash.health.report_plots import Picture, draw_buckets, draw_overview
 from dflash.records import DetectorSummary, Finding, HealthReport
@@ -28,7 +28,8 @@ h2{font-size:1.2rem;margin:36px 0 12px}.card{background:#fff;border:1px solid #e
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-top:20px}
 .tile b{display:block;font-size:1.45rem;font-weight:650;font-variant-numeric:tabular-nums}.tile span{color:#616e7c;font-size:.85rem}
 .decision{border-left:5px solid #b3261e;margin-top:20px}
-.finding{border-left:5px solid #cbd2d9;margin-bottom:10px}.finding.critical{border-color:#b3261e}.finding.warn{border-color:#d9822b}
+.finding{border-left:5px solid #cbd2d9;margin-bottom:10px;padding:11px 16px}
+.finding.critical{border-left-color:#b3261e}.finding.warn{border-left-color:#d9822b}
 .finding p{margin:3px 0}.finding .what{color:#52606d;font-size:.92rem}
 .tag{display:inline-block;border-radius:99px;padding:0 9px;font-size:.78rem;font-weight:600;
 background:#e4e7eb;color:#3e4c59;margin-right:6px}
@@ -42,7 +43,7 @@ td{border-bottom:1px solid #eceff2;padding:8px 10px 8px 0;vertical-align:top}
 td.n{text-align:right;font-variant-numeric:tabular-nums}
 th.n{text-align:right}td small{color:#616e7c;display:block}
 code{background:#eceff2;border-radius:4px;padding:1px 5px;font-size:.88em}
-.quiet{color:#616e7c}
+.quiet{color:#616e7c}details{margin-top:10px}summary{cursor:pointer;color:#52606d;margin-bottom:10px}
 """
 
 
@@ -54,8 +55,8 @@ def render_html(report: HealthReport, history: History) -> str:
         "<main>",
         _tiles(report),
         _decision(report),
-        _findings(report.findings),
         _overview(overview),
+        _findings(report.findings),
         _pictures(draw_buckets(history, report.findings)),
         _checked(report.detectors),
         "</main>",
@@ -115,33 +116,44 @@ def _decision(report: HealthReport) -> str:
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
         return '<h2>Found</h2><div class="card quiet">Nothing. What was looked at is listed below.</div>'
-    cards = "".join(_finding(finding) for finding in findings[:SHOWN])
-    rest = len(findings) - SHOWN
-    more = f'<p class="quiet">and {rest} more, in report.json</p>' if rest > 0 else ""
-    return f"<h2>Found</h2>{cards}{more}"
+    standing = [finding for finding in findings if not is_settled(finding)]
+    settled = [finding for finding in findings if is_settled(finding)]
+    parts = ["<h2>Found</h2>", *map(_finding, standing[:SHOWN])]
+    if not standing:
+        parts.append('<div class="card quiet">Nothing that stands.</div>')
+    if settled:
+        opened = "" if standing else " open"
+        cards = "".join(map(_finding, settled[-SHOWN:]))
+        parts.append(f"<details{opened}><summary>{len(settled)} settled or only noted</summary>{cards}</details>")
+    hidden = max(0, len(standing) - SHOWN) + max(0, len(settled) - SHOWN)
+    if hidden:
+        parts.append(f'<p class="quiet">and {hidden} more, in report.json</p>')
+    return "".join(parts)
 
 
 def _finding(finding: Finding) -> str:
-    steps = (
-        f"step {finding.first_step}"
-        if finding.first_step == finding.last_step
-        else f"steps {finding.first_step} to {finding.last_step}"
-    )
+    first, last = finding.first_step, finding.last_step
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
     settled = finding.values.get("resolved_step")
     tag = "" if settled is None else f'<span class="tag settled">settled by step {escape(str(settled))}</span>'
-    batches = ", ".join(str(batch) for batch in finding.batch_ids[:12])
-    more = f" and {len(finding.batch_ids) - 12} more" if len(finding.batch_ids) > 12 else ""
-    ids = f'<p class="what">Batches {batches}{more} of the plan.</p>' if batches else ""
-    advice = "" if finding.severity == "info" else f'<p class="what">{escape(WHAT_TO_DO[finding.detector])}</p>'
+    batches = batches_in_words(finding)
+    notes = [f"{batches[0].upper()}{batches[1:]}."] if batches else []
+    if not is_settled(finding):
+        notes.append(what_to_do(finding))
+    what = f'<p class="what">{escape(" ".join(notes))}</p>' if notes else ""
+    message = finding.message[0].upper() + finding.message[1:]
     return (
         f'<div class="card finding {finding.severity}"><p><span class="tag level">{finding.severity}</span>'
         f'<span class="tag">{escape(finding.detector)}</span><span class="tag">{steps}</span>{tag}</p>'
-        f"<p>{escape(finding.message)}.</p>{ids}{advice}</div>"
+        f"<p>{escape(message)}.</p>{what}</div>"
     )
 
 
 def _overview(picture: Picture | None) -> str:
-    return "" if picture is None else f'<h2>Loss over the run</h2><div class="card">{_image(picture)}</div>'
+    if picture is None:
+        return ""
+    lead = '<p class="quiet">Running median of each length bucket; red: damage, orange: warnings about the training.</p>'
+    return f'<h2>Loss over the run</h2><div class="card">{lead}{_image(picture)}</div>'
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from dflash.health.advice import VERDICT_MEANS, WHAT_TO_DO
+from dflash.health.advice import VERDICT_MEANS, is_settled, what_to_do
 from dflash.records import HealthReport
 
 WIDTH = 80
@@ -29,24 +29,30 @@ def _lines(report: HealthReport) -> Iterator[str]:
         back = "there is no clean checkpoint" if target is None else f"go back to checkpoint step-{target}"
         skip = len(report.decision.skip_positions)
         yield from _wrapped(f"Decision: {report.decision.action}; {back}, skip {skip} batches of the plan.", indent="  ")
-    if report.findings:
-        yield ""
-        yield "Found"
-        for finding in report.findings[:SHOWN]:
-            settled = finding.values.get("resolved_step")
-            state = f" (settled by step {settled})" if settled is not None else ""
-            mark = _MARKS[finding.severity]
-            yield from _wrapped(f"{finding.detector}: {finding.message}{state}", indent=f"{mark} ", hang="     ")
-        if len(report.findings) > SHOWN:
-            yield f"   ... and {len(report.findings) - SHOWN} more, in report.json"
-        for detector in dict.fromkeys(f.detector for f in report.findings if f.severity != "info"):
-            yield from _wrapped(f"What to do ({detector}): {WHAT_TO_DO[detector]}", indent="   ", hang="     ")
+    yield from _found(report)
     yield ""
     yield f"{'Checked':<18}{'judged':>9}{'found':>7}  note"
     for row in report.detectors:
         note = _clean(row.note)
         room = WIDTH - 36
         yield f"{row.detector:<18}{row.checked:>9}{row.findings:>7}  {textwrap.shorten(note, room, placeholder=' ...')}".rstrip()
+
+
+def _found(report: HealthReport) -> Iterator[str]:
+    """What stands, with what to do about it, then what has settled."""
+    if not report.findings:
+        return
+    yield ""
+    yield "Found"
+    ordered = sorted(report.findings, key=is_settled)
+    for finding in ordered[:SHOWN]:
+        settled = finding.values.get("resolved_step")
+        state = f" (settled by step {settled})" if settled is not None else ""
+        yield from _wrapped(f"{finding.detector}: {finding.message}{state}", indent=f"{_MARKS[finding.severity]} ", hang="     ")
+    if len(ordered) > SHOWN:
+        yield f"   ... and {len(ordered) - SHOWN} more, in report.json"
+    for advice in dict.fromkeys(what_to_do(finding) for finding in ordered if not is_settled(finding)):
+        yield from _wrapped(f"-> {advice}", indent="   ", hang="      ")
 
 
 def _wrapped(text: str, *, indent: str, hang: str | None = None) -> list[str]:

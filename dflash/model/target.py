@@ -46,18 +46,25 @@ def load_target(config: TargetConfig, *, target_layer_ids: Sequence[int], device
     automatic = "float32" if device.type == "cpu" else "bfloat16"
     dtype = DTYPES[automatic if config.dtype == "auto" else config.dtype]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             info.location,
             dtype=dtype,
             trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
             local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise TargetError(
             f"target {info.location} cannot be loaded: {error}",
             remedy="check that its folder is complete and that it fits in memory",
         ) from error
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise TargetError(
+            f"target {info.location} lacks {len(absent)} tensors, e.g. {absent[0]}: the library would fill them at random",
+            remedy="download or save the target again",
+        )
     return Target(model.to(device), info=info, target_layer_ids=target_layer_ids)
 
 

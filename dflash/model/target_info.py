@@ -146,7 +146,18 @@ def read_hf_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
+    """The shards that the index names, or else every safetensors file (some repositories hold the weights twice)."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TargetError(f"{index} cannot be used: {error}", remedy="download or save the target again") from error
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise TargetError(f"{folder} lacks {', '.join(missing)} that its index names", remedy="download the target again")
     if not files:
         raise TargetError(
             f"{folder} holds no *.safetensors file", remedy="save the target with safetensors; pickled weights are never loaded"
@@ -175,8 +186,8 @@ def _read_header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
         if length > HEADER_LIMIT_BYTES:
             raise ValueError(f"header of {length} bytes")
         header = json.loads(stream.read(length))
-        entries = [header[name]["data_offsets"] for name in header if name != "__metadata__"]
-    except (struct.error, ValueError, TypeError, KeyError) as error:
+        entries = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise TargetError(f"{file} is not a safetensors file: {error}", remedy="download or save the target again") from error
     stored, needed = file.stat().st_size, 8 + length + max((end for _, end in entries), default=0)
     if stored != needed:

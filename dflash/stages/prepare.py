@@ -18,7 +18,6 @@ from dflash.model.target import Target, load_target
 from dflash.model.target_info import check_drafter_fits, read_target_info
 from dflash.records import PlanManifest
 from dflash.stages.run import Run, note_reused
-from dflash.train.doctor import check_devices
 from dflash.train.runs import prepare_run
 
 logger = logging.getLogger(__name__)
@@ -57,10 +56,9 @@ class PlanStage:
 def prepare_stage(run: Run, *, progress: Progress) -> DataStage:
     """Build (or find) the data set of a run and bind the run to it.
 
-    The cheap checks come first: devices, the target's shape against the drafter's.
+    The cheap check comes first: the target's shape against the drafter's.
     """
     config = run.config
-    check_devices(config)
     prepared = build_data(config, progress=progress)
     prepare_run(config, run.paths, data_dir=prepared.dir, fingerprint=prepared.manifest.fingerprint)
     if prepared.reused and not run.resumed:

@@ -15,6 +15,7 @@ from dflash.config import Config, dump_config, load_config
 from dflash.errors import RunStateError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text
+from dflash.train.doctor import require_ready
 from dflash.train.runs import run_is_live
 
 
@@ -40,9 +41,13 @@ class Run:
 def open_run(config: Config) -> Run:
     """Continue the configuration's unfinished run, or begin the next one.
 
+    The pre-flight checks come first, so a configuration that cannot work leaves no folder behind.
+
     Raises:
         RunStateError: the unfinished run is being trained by a live supervisor.
+        DflashError: a pre-flight check failed: devices, target, inputs, memory or disk.
     """
+    require_ready(config)
     root = Path(config.run.root)
     numbered = _numbered_runs(root, config.run.name)
     text = dump_config(config)

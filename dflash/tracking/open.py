@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -75,4 +76,5 @@ def open_tracker(config: Config, *, run_name: str, group: str, segment: int, sta
         tags=tags,
         state=state,
         state_path=state_path,
+        clock=time.monotonic,
     )

@@ -123,7 +123,7 @@ class MlflowTracker:
         tags: Mapping[str, str],
         state: TrackingState,
         state_path: Path,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._connect = connect
         self._run_name = run_name

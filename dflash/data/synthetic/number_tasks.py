@@ -62,8 +62,8 @@ def word_problem(rng: Random) -> Turn:
 def counting(rng: Random) -> Turn:
     """A list of numbers up or down in steps of 1 to 10; from 3 to 56 numbers."""
     step = rng.choice((1, 1, 2, 3, 5, 10))
-    length = rng.randint(3, 56 if step <= 2 else 20)
-    low = rng.randint(1, 120 - step * (length - 1)) if step * (length - 1) < 119 else rng.randint(1, 9)
+    length = rng.randint(3, min(56, 90 // step + 1))
+    low = rng.randint(1, 99 - step * (length - 1))
     values = [low + step * i for i in range(length)]
     down = rng.random() < 0.35
     if down:
@@ -79,8 +79,8 @@ def counting(rng: Random) -> Turn:
 
 
 def sorting(rng: Random) -> Turn:
-    """Three to seven different numbers below 100, put in rising or falling order."""
-    numbers = rng.sample(range(1, 100), rng.randint(3, 7))
+    """Three to six different numbers below 100, put in rising or falling order."""
+    numbers = rng.sample(range(1, 100), rng.randint(3, 6))
     falling = rng.random() < 0.3
     text = ", ".join(map(str, numbers))
     forms = (
@@ -93,7 +93,7 @@ def sorting(rng: Random) -> Turn:
 
 def times_table(rng: Random) -> Turn:
     """The rows of one times table, one a line."""
-    base, rows = rng.randint(2, 15), rng.randint(3, 18)
+    base, rows = rng.randint(2, 12), rng.randint(3, 18)
     forms = (
         f"Write the {base} times table up to {rows}.",
         f"Show the times table of {base} with {rows} rows.",

@@ -2,7 +2,7 @@
 
 The hard decision: a gradient spike alone is never critical. Real drafter runs show dozens of outliers of up to 17
 times the usual norm that clipping absorbs; what counts is whether the loss follows, and that is the loss detector's
-to say. An outlier that no loss spike follows within `cluster_steps` is marked as settled.
+to say. An outlier is settled once `cluster_steps` have gone by and no loss spike is open.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GradSpike(Detector):
         """The rule with its thresholds."""
         return (
             f"log gradient norm more than {self._spike.grad_z:g} deviations above its bucket's median; a warning, "
-            f"settled if no loss spike follows in {self._spike.cluster_steps} steps"
+            f"settled when {self._spike.cluster_steps} steps later no loss spike is open"
         )
 
     def note(self) -> str:
@@ -117,13 +117,10 @@ class GradSpike(Detector):
 
     def _settle(self, step: int, context: RunContext) -> None:
         memory = self._memory
-        if memory.open_burst is None or step - memory.burst_last <= self._spike.cluster_steps:
+        if memory.open_burst is None or step - memory.burst_last <= self._spike.cluster_steps or context.open_loss_spikes:
             return
         followed = context.last_loss_spike is not None and context.last_loss_spike >= memory.burst_first
-        if followed:
-            self.findings.amend(memory.open_burst, loss_spike_step=context.last_loss_spike)
-        else:
-            self.findings.amend(memory.open_burst, resolved_step=step)
+        self.findings.amend(memory.open_burst, resolved_step=step, loss_spike_step=context.last_loss_spike if followed else None)
         memory.open_burst = None
 
 

@@ -23,7 +23,8 @@ from dflash.health.trend import binomial_tail
 
 GRAD_LEAD_STEPS = 2  # the gradient leads the loss by a step or two
 _TINY = 1e-30
-_PRIOR_SPIKES, _PRIOR_POINTS = 0.5, 100.0  # a young run's rate of spikes
+_PRIOR_SPIKES, _PRIOR_POINTS = 1.0, 100.0  # a young run's rate of spikes
+_ALMOST_FRAC = 0.75  # of the spike limit: points that high show how often spikes are to be expected
 
 
 class OpenSpike(msgspec.Struct):
@@ -40,7 +41,7 @@ class OpenSpike(msgspec.Struct):
     finding: int
     level: Level
     points: int
-    alarm: int | None
+    damage: bool
 
 
 class Onset(msgspec.Struct, frozen=True):
@@ -60,6 +61,9 @@ class LossSpikeMemory(Memory):
     calm_in_row: int = 0
     uneasy_since: int | None = None
     cluster: int | None = None
+    unrecovered: int | None = None
+    damaged: list[int] = msgspec.field(default_factory=list)
+    damage_step: int = 0
     usual_clusters: int = 0
 
 
@@ -112,6 +116,7 @@ class LossSpike(Detector):
         for batch in record.micro_batches:
             if batch.ce_sum is not None and batch.n_tokens > 0:
                 self._judge(batch, math.log(max(batch.ce_sum / batch.n_tokens, _TINY)), record, context)
+        context.open_loss_spikes = len(self._memory.open)
 
     def _judge(self, batch: MicroBatchLine, value: float, record: StepLine, context: RunContext) -> None:
         memory, s = self._memory, self._spike
@@ -169,32 +174,45 @@ class LossSpike(Detector):
             grad_z=None if grad_z is None else round(grad_z, 2),
         )
         onset = record.step if memory.uneasy_since is None else memory.uneasy_since
-        memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, level, 0, None)
+        memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, level, 0, damage=False)
         context.last_loss_spike = record.step
 
     def _follow(self, spike: OpenSpike, bucket: int, *, calm: bool, record: StepLine, context: RunContext) -> None:
+        memory, s = self._memory, self._spike
         if calm:
             self.findings.amend(spike.finding, resolved_step=record.step)
-            if spike.alarm is not None:
-                self.findings.amend(spike.alarm, back_step=record.step)
-            del self._memory.open[bucket]
+            del memory.open[bucket]
+            if memory.unrecovered is not None and not any(each.damage for each in memory.open.values()):
+                self.findings.amend(memory.unrecovered, back_step=record.step)
+                memory.unrecovered = None
             return
         spike.points += 1
         self.findings.amend(spike.finding, last_step=record.step)
-        if spike.alarm is not None:
-            self.findings.amend(spike.alarm, last_step=record.step)
-        elif record.step - spike.step >= self._spike.recover_steps and spike.points >= self._spike.recover_points:
-            usual = math.exp(spike.level.median)
-            spike.alarm = self._alarm(
-                f"loss of bucket {bucket} has not come back to its usual {usual:.3g} since the spike at step {spike.step}",
-                onset=min(each.onset for each in self._memory.open.values()),
-                record=record,
-                context=context,
-                bucket=bucket,
-                usual=usual,
-                points_above=spike.points,
-                steps_above=record.step - spike.step,
-            )
+        if record.step - spike.step >= s.recover_steps and spike.points >= s.recover_points:
+            spike.damage = True
+            self._unrecovered(spike, bucket, record=record, context=context)
+
+    def _unrecovered(self, spike: OpenSpike, bucket: int, *, record: StepLine, context: RunContext) -> None:
+        """One finding for all buckets that do not come back: the damage is one."""
+        memory = self._memory
+        if memory.unrecovered is None:
+            memory.damaged, memory.damage_step = [], min(each.step for each in memory.open.values())
+        if bucket not in memory.damaged:
+            memory.damaged = sorted([*memory.damaged, bucket])
+        named = ("bucket " if len(memory.damaged) == 1 else "buckets ") + ", ".join(map(str, memory.damaged))
+        message = f"loss of {named} has not come back since the spike at step {memory.damage_step}"
+        if memory.unrecovered is not None:
+            self.findings.amend(memory.unrecovered, last_step=record.step, message=message, buckets=list(memory.damaged))
+            return
+        memory.unrecovered = self._alarm(
+            message,
+            onset=min(each.onset for each in memory.open.values()),
+            record=record,
+            context=context,
+            bucket=None,
+            buckets=[bucket],
+            usual=math.exp(spike.level.median),
+        )
 
     def _count(self, record: StepLine, context: RunContext) -> None:
         """Count a separate spike, and raise the alarm if they come too thick."""
@@ -209,7 +227,7 @@ class LossSpike(Detector):
             self.findings.amend(memory.cluster, last_step=record.step, spikes=len(memory.recent))
             return
         first = memory.recent[0]
-        rate = (memory.spikes - len(memory.recent) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
+        rate = self._usual_rate(first)
         points = max(len(memory.recent), s.cluster_steps * len(record.micro_batches))
         chance = binomial_tail(len(memory.recent), points, rate)
         if chance >= s.chance_p:
@@ -225,3 +243,14 @@ class LossSpike(Detector):
             usual_spikes_per_point=rate,
             chance_p=chance,
         )
+
+    def _usual_rate(self, first: Onset) -> float:
+        """Spikes to be expected a point: from the run's past, and from how high the points of the baselines lie.
+
+        The past alone flatters: while the loss still falls steeply its spread is wide and nothing stands out.
+        """
+        memory = self._memory
+        past = (memory.spikes - len(memory.recent) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
+        held = sum(len(baseline) for baseline in memory.baselines.values())
+        high = sum(baseline.count_above(_ALMOST_FRAC * self._spike.loss_z) for baseline in memory.baselines.values())
+        return max(past, high / held)

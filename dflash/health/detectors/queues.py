@@ -22,13 +22,14 @@ from dflash.health.trend import mann_kendall_decline_p, theil_sen
 
 NAMES = ("ready", "feature")
 _LEVEL_BLOCKS = 4  # blocks whose mean is a level
+_TEST_EVERY = 2  # blocks between tests
 _MIN_BLOCKS = 12  # blocks from the settled level on before a trend is tested
 _SETTLED_PERCENTILE = 95  # of the block means: passes over the short peaks while the consumer is held up
 _FILLED_FRAC = 0.95  # a queue has filled once it reaches this much of its settled level
 _MAX_PENDING = 4096
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, frozen=True, array_like=True):
     """Mean depth over some records."""
 
     mean: float
@@ -123,7 +124,7 @@ class QueueDecline(Detector):
             pairs = zip(track.blocks[::2], track.blocks[1::2], strict=True)
             track.blocks = [Block((a.mean + b.mean) / 2, a.first_step, b.last_step) for a, b in pairs]
             track.per_block *= 2
-        if track.since_test >= _LEVEL_BLOCKS:
+        if track.since_test >= _TEST_EVERY:
             track.since_test = 0
             self._test(name, track, context)
 
@@ -148,7 +149,8 @@ class QueueDecline(Detector):
         sinks = level < (1 + self._level_frac) / 2 * track.settled
         runs_dry = empty_step is not None and context.total_steps is not None and empty_step < context.total_steps
         if falls and (low or (sinks and runs_dry)):
-            onset = track.blocks[start].first_step
+            full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
+            onset = track.blocks[full].last_step
             self._decline(name, track, steps=(onset, onset, last_step), level=level, p=p, empty_step=empty_step)
         elif track.open_decline is not None and not sinks:
             self.findings.amend(track.open_decline, resolved_step=last_step)

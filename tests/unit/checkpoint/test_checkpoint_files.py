@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -95,14 +96,13 @@ def test_a_flipped_byte_anywhere_is_refused(tmp_path: Path, name: str) -> None:
         data = bytearray(original)
         data[position] ^= 0x10
         file.write_bytes(data)
-        try:
-            loaded = load_checkpoint(tmp_path / "step-3")
-        except CheckpointError as error:
-            assert "step-3" in error.what
+        if name != "manifest.json":
+            with pytest.raises(CheckpointError, match=name):
+                load_checkpoint(tmp_path / "step-3")
             continue
-        # Only text of the manifest that does not describe the files may change unnoticed.
-        assert name == "manifest.json"
-        assert torch.equal(loaded.drafter["fc.weight"], tensors_at(3)[0]["fc.weight"])
+        # Text of the manifest that does not describe the files may change unnoticed; nothing it protects may.
+        with contextlib.suppress(CheckpointError):
+            assert torch.equal(load_checkpoint(tmp_path / "step-3").drafter["fc.weight"], tensors_at(3)[0]["fc.weight"])
 
 
 @pytest.mark.parametrize("name", FILES)

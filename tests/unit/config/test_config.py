@@ -247,3 +247,9 @@ def test_reference_documents_every_key_with_a_sentence() -> None:
     text = reference_markdown()
     for key in ("train.loss.gamma", "health.spike.loss_z", "target.expected.num_parameters", "schema_version"):
         assert f"| `{key}` |" in text
+
+
+def test_a_key_that_stands_twice_is_refused_instead_of_the_last_one_winning() -> None:
+    text = "target: {mask_token: x}\ndata: {num_conversations: 3}\ntrain:\n  epochs: 1\n  epochs: 2\n"
+    with pytest.raises(ConfigError, match="'epochs' stands twice"):
+        parse_config(text, origin="twice.yaml")

@@ -17,34 +17,46 @@ def numbers_in(text: str) -> list[int]:
     return [int(found) for found in re.findall(r"\d+", text)]
 
 
+def counted(first: int, operator: str, second: int) -> int:
+    """The result by counting on fingers, never by the operator itself."""
+    if operator == "+":
+        return len([*range(first), *range(second)])
+    if operator == "-":
+        return len(range(second, first))
+    return len([None for _ in range(first) for _ in range(second)])
+
+
+def check_equation(text: str, first: int, operator: str, second: int) -> int:
+    """Every side of an equation chain has the value of the question, which is its first side; returns the value."""
+    sides = text.split(" = ")
+    assert sides[0] == f"{first} {operator} {second}"
+    value = counted(first, operator, second)
+    for side in sides[1:-1]:
+        left, same_operator, right = side.split(" ")
+        assert same_operator == operator
+        assert counted(int(left), operator, int(right)) == value
+        assert int(left) != first
+    assert int(sides[-1]) == value
+    return value
+
+
 def check_arithmetic(prompt: str, answer: str) -> None:
-    """The result by counting on fingers: repeated steps of one, never the operator the generator uses."""
+    """The operator comes from the prompt's words, the order of the numbers too."""
     first, second = numbers_in(prompt)
-    left, operator, right, equals, result = answer.split(" ")
     if prompt.startswith(("Add", "Take")):
         first, second = second, first
-    assert (int(left), int(right), equals) == (first, second, "=")
-    words = {
-        "+": ("+", "plus", "Add"),
-        "-": (" - ", "minus", "Take"),
-        "*": ("*", "times", "Multiply"),
-    }
-    assert any(word in prompt for word in words[operator])
-    counted = {
-        "+": lambda: len(list(range(first)) + list(range(second))),
-        "-": lambda: len(range(second, first)),
-        "*": lambda: sum(first for _ in range(second)),
-    }[operator]()
-    assert int(result) == counted
+    words = {"+": (" + ", "plus", "Add"), "-": (" - ", "minus", "Take"), "*": (" * ", "times", "Multiply")}
+    (operator,) = [sign for sign, known in words.items() if any(word in prompt for word in known)]
+    check_equation(answer, first, operator, second)
 
 
 def check_word_problem(prompt: str, answer: str) -> None:
     """More if the person finds or buys, fewer if the person loses or sells."""
     had, change = numbers_in(prompt)
-    more = "finds" in prompt or "buys" in prompt
-    result = had + change if more else had - change
     name, _, _, thing, *_ = prompt.split()
-    assert answer == f"{had} {'+' if more else '-'} {change} = {result}. {name} has {result} {thing} now."
+    equation, sentence = answer.split(". ", 1)
+    result = check_equation(equation, had, "+" if "finds" in prompt or "buys" in prompt else "-", change)
+    assert sentence == f"{name} has {result} {thing} now."
 
 
 def check_counting(prompt: str, answer: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import multiprocessing
 import os
 import signal
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
 
@@ -284,15 +286,31 @@ class TestPolicies:
 
     @pytest.mark.parametrize("content", [[], ["", " "]])
     def test_an_empty_corpus_is_an_error(self, workplace: Workplace, content: list[str]) -> None:
-        with pytest.raises(DataError, match="no row at all"):
+        with pytest.raises(DataError, match="holds no row at all"):
             workplace.prepare(workplace.config(workplace.corpus(*content)))
 
-    def test_unfinished_and_empty_answers_are_set_aside_whatever_the_policy(self, workplace: Workplace) -> None:
+    def test_unfinished_and_empty_answers_are_set_aside_whatever_the_policy(
+        self, workplace: Workplace, caplog: pytest.LogCaptureFixture
+    ) -> None:
         corpus = workplace.corpus(*({"prompt": text} for text in ("2 words", "loop", "mute", "3 words")))
-        data = workplace.prepare(workplace.config(corpus, regenerate=True, max_bad_frac=0.5))
+        data = workplace.prepare(workplace.config(corpus, regenerate=True, max_bad_frac=0.0))
         assert data.manifest.quarantined == {"empty_answer": 1, "unfinished": 1}
-        with pytest.raises(DataError, match="unfinished 1"):
-            workplace.prepare(workplace.config(corpus, regenerate=True, max_bad_frac=0.4))
+        assert "2 of 4 conversations are left out for their answers" in caplog.text
+
+    def test_a_target_that_never_finishes_leaves_nothing_to_learn_from(self, workplace: Workplace) -> None:
+        corpus = workplace.corpus({"prompt": "loop"})
+        with pytest.raises(DataError, match=r"1 of 1 rows cannot be used \(unfinished 1\)"):
+            workplace.prepare(workplace.config(corpus, regenerate=True, max_bad_frac=1.0))
+
+    def test_answers_that_the_template_changes_are_warned_of(self, workplace: Workplace, caplog: pytest.LogCaptureFixture) -> None:
+        stop = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+        letters = [TOKENIZER.convert_tokens_to_ids(letter) for letter in "the"]
+        corpus = workplace.corpus({"prompt": "hi"})
+        data = workplace.prepare(
+            workplace.config(corpus, regenerate=True), generate=lambda prompts, _: [[*letters, stop] for _ in prompts]
+        )
+        assert data.manifest.answer_sampling["rendered_exactly_frac"] == 0.0
+        assert "only 0 of 1 answered conversations are rendered as the very tokens" in caplog.text
 
     @pytest.mark.parametrize("policy", ["error", "quarantine", "truncate"])
     def test_over_long_samples(self, workplace: Workplace, policy: str) -> None:
@@ -386,13 +404,21 @@ class TestKills:
         built = workplace.prepare(config)
         context = multiprocessing.get_context("fork")
         inbox = context.Queue()
+
+        def second() -> None:
+            logger = logging.getLogger("dflash.data.prepare")
+            logger.setLevel(logging.INFO)
+            logger.addHandler(QueueHandler(inbox))
+            inbox.put(workplace.prepare(config).reused)
+
         with (workplace.data_root / ".lock").open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            child = context.Process(target=lambda: inbox.put(workplace.prepare(config).reused))
+            child = context.Process(target=second)
             child.start()
-            child.join(timeout=0.5)
-            assert child.is_alive(), "the lock is held: it has to wait"
+            assert "waiting" in inbox.get(timeout=60).getMessage()
+            assert inbox.empty()
             fcntl.flock(held, fcntl.LOCK_UN)
+            assert "reused" in inbox.get(timeout=60).getMessage()
             assert inbox.get(timeout=60) is True
             child.join()
         assert workplace.left_behind() == {built.dir.name}

@@ -85,8 +85,10 @@ def test_multi_turn_chats_mix_kinds_and_each_answer_is_right(split: Split) -> No
 
 def test_the_oracle_refuses_a_wrong_answer() -> None:
     check_arithmetic("What is 17 + 25?", "17 + 25 = 42")
-    with pytest.raises(AssertionError):
-        check_arithmetic("What is 17 + 25?", "17 + 25 = 43")
+    check_arithmetic("What is 17 + 25?", "17 + 25 = 37 + 5 = 42")
+    for wrong in ("17 + 25 = 43", "17 + 25 = 36 + 5 = 42", "17 - 25 = 42", "25 + 17 = 42"):
+        with pytest.raises(AssertionError):
+            check_arithmetic("What is 17 + 25?", wrong)
 
 
 def test_every_user_turn_lies_in_the_split_of_its_conversation() -> None:

@@ -35,15 +35,22 @@ def tiny_model(recipe: TargetRecipe) -> PreTrainedModel:
     return Qwen3ForCausalLM(model_config(recipe, vocab_size=20, max_positions=64, pad_id=0, end_id=2))
 
 
-def copy_batches() -> Iterator[Batch]:
-    """Endless batches of one learnable pattern: the answer repeats the two tokens before it."""
+def copy_example(a: int, b: int) -> Example:
+    """The answer repeats the two tokens before it."""
+    return Example(kind="copy", ids=(1, a, b, 3, a, b, 2), answer_of=(-1, -1, -1, -1, 0, 0, 0))
+
+
+def copy_steps() -> Iterator[list[Batch]]:
+    """Endless steps of one learnable pattern, 16 examples in two batches."""
     generator = torch.Generator().manual_seed(1)
     while True:
-        pairs = torch.randint(4, 20, (16, 2), generator=generator).tolist()
-        yield collate(
-            [Example(kind="copy", ids=(1, a, b, 3, a, b, 2), answer_of=(-1, -1, -1, -1, 0, 0, 0)) for a, b in pairs],
-            pad_id=0,
-        )
+        examples = [copy_example(a, b) for a, b in torch.randint(4, 20, (16, 2), generator=generator).tolist()]
+        yield [collate(part, pad_id=0, end_weight=1.0) for part in (examples[:10], examples[10:])]
+
+
+def copy_grade(model: PreTrainedModel) -> tuple[int, int]:
+    batches = itertools.chain.from_iterable(itertools.islice(copy_steps(), 4))
+    return exact_answers(model, batches)["copy"]
 
 
 def test_learning_rate_warms_up_then_falls_to_a_hundredth() -> None:
@@ -57,10 +64,10 @@ def test_learning_rate_warms_up_then_falls_to_a_hundredth() -> None:
 def test_training_learns_counts_what_it_used_and_calls_checkpoints_between_steps() -> None:
     recipe = dataclasses.replace(TINY, steps=150)
     model = tiny_model(recipe)
-    before = exact_answers(model, itertools.islice(copy_batches(), 4))["copy"]
+    before = copy_grade(model)
     seen: list[int] = []
-    used = train(model, copy_batches(), recipe=dataclasses.replace(recipe, checkpoint_every_steps=50), on_checkpoint=seen.append)
-    after = exact_answers(model, itertools.islice(copy_batches(), 4))["copy"]
+    used = train(model, copy_steps(), recipe=dataclasses.replace(recipe, checkpoint_every_steps=50), on_checkpoint=seen.append)
+    after = copy_grade(model)
     assert used == (150 * 16, 150 * 16 * 7)
     assert seen == [50, 100]
     assert before[0] <= 2
@@ -71,29 +78,34 @@ def test_training_learns_counts_what_it_used_and_calls_checkpoints_between_steps
 def test_same_seed_and_steps_give_bit_equal_weights() -> None:
     models = [tiny_model(TINY) for _ in range(2)]
     for model in models:
-        train(model, copy_batches(), recipe=TINY, on_checkpoint=lambda step: None)
+        train(model, copy_steps(), recipe=TINY, on_checkpoint=lambda step: None)
     states = [model.state_dict() for model in models]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_unsupervised_tokens_do_not_influence_the_training() -> None:
-    def trained(last_prompt_token_label: int) -> dict[str, torch.Tensor]:
-        def batches() -> Iterator[Batch]:
-            while True:
-                yield collate(
-                    [
-                        Example(kind="x", ids=(1, 5, 6, 2), answer_of=(-1, -1, 0, 0)),
-                        Example(kind="x", ids=(1, 7, 8, 2, 9, last_prompt_token_label), answer_of=(-1, -1, 0, 0, -1, -1)),
-                    ],
-                    pad_id=0,
-                )
+def trained_on(step: list[Batch]) -> dict[str, torch.Tensor]:
+    model = tiny_model(TINY)
+    train(model, itertools.repeat(step), recipe=dataclasses.replace(TINY, steps=5), on_checkpoint=lambda step: None)
+    return dict(model.state_dict())
 
-        model = tiny_model(TINY)
-        train(model, batches(), recipe=dataclasses.replace(TINY, steps=5), on_checkpoint=lambda step: None)
-        return dict(model.state_dict())
 
-    first, second = trained(10), trained(11)
+def test_unsupervised_tokens_after_the_last_answer_do_not_influence_the_training() -> None:
+    def step(trailing: int) -> list[Batch]:
+        long = Example(kind="x", ids=(1, 7, 8, 2, 9, trailing), answer_of=(-1, -1, 0, 0, -1, -1))
+        short = Example(kind="x", ids=(1, 5, 6, 2), answer_of=(-1, -1, 0, 0))
+        return [collate([short, long], pad_id=0, end_weight=1.0)]
+
+    first, second = trained_on(step(10)), trained_on(step(11))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_how_a_step_is_cut_into_batches_does_not_change_it() -> None:
+    examples = [copy_example(a, a + 3) for a in range(4, 16)]
+    whole = trained_on([collate(examples, pad_id=0, end_weight=2.0)])
+    cut = trained_on([collate(part, pad_id=0, end_weight=2.0) for part in (examples[:2], examples[2:])])
+    assert all(torch.allclose(whole[name], cut[name], atol=1e-4) for name in whole)
+    uneven = trained_on([collate(examples[:2], pad_id=0, end_weight=2.0)])
+    assert not all(torch.allclose(whole[name], uneven[name], atol=1e-4) for name in whole)
 
 
 def greedy_is_exact(model: PreTrainedModel, example: Example, answer: int, *, end_id: int) -> bool:
@@ -116,7 +128,7 @@ def test_grade_equals_real_greedy_decoding_with_the_shipped_target() -> None:
     for kind in kinds:
         chats = generate_conversations(seed=51, count=6, split="heldout", kinds=(kind,))
         examples += [example for example in encode(tokenizer, list(chats)) if len(example.ids) < 120]
-    graded = exact_answers(model, length_batches(examples, batch_tokens=1024, pad_id=tokenizer.pad_token_id))
+    graded = exact_answers(model, length_batches(examples, batch_tokens=1024, pad_id=tokenizer.pad_token_id, end_weight=1.0))
     for kind in {example.kind for example in examples}:
         of_kind = [example for example in examples if example.kind == kind]
         decoded = [
@@ -133,4 +145,4 @@ def test_grade_counts_each_answer_of_a_conversation_by_itself() -> None:
         greedy = int(model(torch.tensor([[1, 4]])).logits[0, -1].argmax())
     right_then_wrong = Example(kind="k", ids=(1, 4, greedy, 5, 0, 0), answer_of=(-1, -1, 0, -1, -1, -1))
     wrong = dataclasses.replace(right_then_wrong, ids=(1, 4, (greedy + 1) % 20, 5, 0, 0))
-    assert exact_answers(model, [collate([right_then_wrong, wrong], pad_id=0)]) == {"k": (1, 2)}
+    assert exact_answers(model, [collate([right_then_wrong, wrong], pad_id=0, end_weight=1.0)]) == {"k": (1, 2)}

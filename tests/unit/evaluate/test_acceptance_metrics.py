@@ -22,7 +22,7 @@ def rows(draw: st.DrawFn) -> list[tuple[int, int, int, int, int]]:
     return made
 
 
-def measured(table: VerificationTable, prompts: int = 4):  # noqa: ANN201
+def measured(table: VerificationTable, prompts: int = 4):
     counts = resample_counts(prompts, samples=100, seed=0)
     return acceptance_metrics(table, prompts=prompts, positions=POSITIONS, counts=counts, confidence=0.95)
 

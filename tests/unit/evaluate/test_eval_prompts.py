@@ -26,7 +26,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def config(*, data: dict[str, Any] | None = None, **evaluate: Any) -> Config:
     return Config(
-        target=TARGET, data=DataConfig(num_conversations=10, **(data or {})), evaluate=EvaluateConfig(**{"num_prompts": 12, **evaluate})
+        target=TARGET,
+        data=DataConfig(num_conversations=10, **(data or {})),
+        evaluate=EvaluateConfig(**{"num_prompts": 12, **evaluate}),
     )
 
 
@@ -79,7 +81,9 @@ def test_a_prompt_that_was_trained_on_is_refused(tmp_path: Path, tokenizer: PreT
 
 
 def test_an_earlier_turn_that_was_trained_on_is_refused_too() -> None:
-    chat = Conversation("c", (Message("user", "Say hello."), Message("assistant", "Hello."), Message("user", "Now in Latin.")), "x:1", "chat")
+    chat = Conversation(
+        "c", (Message("user", "Say hello."), Message("assistant", "Hello."), Message("user", "Now in Latin.")), "x:1", "chat"
+    )
     with pytest.raises(EvaluationError, match="1 of 1"):
         check_disjoint([chat], trained=frozenset({prompt_hash("say hello")}), synthetic=False)
     check_disjoint([chat], trained=frozenset({prompt_hash("something else")}), synthetic=False)

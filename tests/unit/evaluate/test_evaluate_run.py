@@ -16,6 +16,7 @@ from dflash.config import EvaluateConfig
 from dflash.errors import EvaluationError, NotLosslessError
 from dflash.evaluate import contest, write
 from dflash.evaluate.candidates import Candidate, drafter_candidate, lookup_candidate
+from dflash.evaluate.decode import DecodeLimits, plain_decode
 from dflash.evaluate.lossless import broken_rollbacks
 from dflash.evaluate.prompts import EvalPrompt
 from dflash.evaluate.run import Evaluation, evaluate_candidates, evaluate_drafter, require_lossless
@@ -45,8 +46,6 @@ class KnownAnswers:
     max_drafts = 5
 
     def __init__(self, target: Target) -> None:
-        from dflash.evaluate.decode import DecodeLimits, plain_decode
-
         limits = DecodeLimits(40, frozenset())
         self._texts = [[*q.prompt_ids, *plain_decode(target, q.prompt_ids, limits=limits).tokens] for q in questions()]
 
@@ -100,9 +99,7 @@ def test_results_describe_the_prompt_set_and_are_lossless(evaluations: tuple[Eva
 def test_progress_counts_prompts(target: Target) -> None:
     calls: list[tuple[str, int, int]] = []
     candidate = lookup_candidate(target, block_size=4)
-    evaluate_drafter(
-        target, candidate, questions(2), evaluate=SETTINGS, stop_ids=(), progress=lambda *call: calls.append(call)
-    )
+    evaluate_drafter(target, candidate, questions(2), evaluate=SETTINGS, stop_ids=(), progress=lambda *call: calls.append(call))
     assert calls == [("decoding (prompt_lookup)", 1, 2), ("decoding (prompt_lookup)", 2, 2)]
 
 
@@ -167,7 +164,7 @@ def test_an_answer_that_ends_at_once_has_nothing_to_measure(target: Target) -> N
 def test_prompts_that_do_not_fit_are_refused_before_anything_is_decoded(target: Target) -> None:
     candidate = lookup_candidate(target, block_size=4)
     long = EvalPrompt("long", "k", "toys", tuple([1] * 500), "0" * 64, {})
-    with pytest.raises(EvaluationError, match="prompt 'long' has 500 tokens; .* needs 520 positions, the target has 512"):
+    with pytest.raises(EvaluationError, match=r"prompt 'long' has 500 tokens; .* needs 520 positions, the target has 512"):
         evaluate_drafter(target, candidate, [*questions(2), long], evaluate=SETTINGS, stop_ids=(), progress=quiet)
     with pytest.raises(EvaluationError, match="no evaluation prompts"):
         evaluate_drafter(target, candidate, [], evaluate=SETTINGS, stop_ids=(), progress=quiet)

@@ -33,7 +33,7 @@ def test_the_rolled_back_cache_equals_a_fresh_one_and_every_broken_rollback_is_n
 def test_a_cache_that_kept_the_wrong_token_is_noticed_though_its_length_is_right() -> None:
     target = make_target("qwen3")
 
-    def keeps_the_last_instead_of_the_first(cache, remove: int) -> None:  # noqa: ANN001
+    def keeps_the_last_instead_of_the_first(cache, remove: int) -> None:
         if not remove:
             return
         for layer in cache.kv.layers:
@@ -73,10 +73,8 @@ def test_teacher_forced_logits_do_not_depend_on_the_chunk(family: str, chunk: in
     assert torch.allclose(logits, whole, rtol=1e-3, atol=2e-3 * float(whole.abs().max()))
 
 
-def explained(target, prompt, plain, speculative, factor: float):  # noqa: ANN001, ANN201
-    return explain_difference(
-        target, prompt, answers=(plain, speculative), limits=LIMITS, block_size=5, near_tie_factor=factor
-    )
+def explained(target, prompt, plain, speculative, factor: float):
+    return explain_difference(target, prompt, answers=(plain, speculative), limits=LIMITS, block_size=5, near_tie_factor=factor)
 
 
 def test_a_difference_is_excused_only_within_the_factor_of_the_measured_rounding() -> None:
@@ -125,7 +123,7 @@ def test_large_differences_between_correct_paths_excuse_nothing(monkeypatch: pyt
     plain = plain_decode(target, prompt, limits=LIMITS).tokens
     original = target.logits_cached
 
-    def noisy(ids, cache, positions):  # noqa: ANN001, ANN202
+    def noisy(ids, cache, positions):
         return original(ids, cache, positions) * (1.2 if ids.shape[1] > 1 else 1.0)
 
     monkeypatch.setattr(target, "logits_cached", noisy)

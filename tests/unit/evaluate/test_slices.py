@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -73,7 +74,10 @@ def test_few_verifications_at_long_contexts_are_not_judged() -> None:
     table = by_length(5, 5)
     few = verification_table([(p, 900, 7, 0, 1) for p in range(PROMPTS)])
     joined = VerificationTable(
-        *(np.concatenate([getattr(table, name), getattr(few, name)]) for name in ("prompt", "context_tokens", "drafted", "accepted", "counted"))
+        *(
+            np.concatenate([getattr(table, name), getattr(few, name)])
+            for name in ("prompt", "context_tokens", "drafted", "accepted", "counted")
+        )
     )
     assert raised(joined) == []
 
@@ -89,8 +93,8 @@ def test_a_first_position_below_the_bigram_level_is_an_alarm() -> None:
 def brute_bigram(answers: list[list[int]]) -> float:
     right = total = 0
     for index, answer in enumerate(answers):
-        others = [pair for other, text in enumerate(answers) if other != index for pair in zip(text, text[1:], strict=False)]
-        for previous, following in zip(answer, answer[1:], strict=False):
+        others = [pair for other, text in enumerate(answers) if other != index for pair in pairwise(text)]
+        for previous, following in pairwise(answer):
             seen = [word for before, word in others if before == previous]
             guess = max(sorted(set(seen)), key=seen.count) if seen else None
             right += guess == following

@@ -130,7 +130,7 @@ def drafter_config(**changes: Any) -> DrafterConfig:
 
 
 def sliding_config(**changes: Any) -> DrafterConfig:
-    return drafter_config(layer_types=("sliding_attention", "full_attention"), **{"sliding_window": 9, **changes})
+    return drafter_config(**{"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 9, **changes})
 
 
 def tiny_drafter(config: DrafterConfig, *, seed: int = 1) -> Drafter:

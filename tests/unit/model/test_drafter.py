@@ -186,7 +186,26 @@ def test_a_drafter_with_half_precision_weights_runs_and_stays_close() -> None:
     anchors = torch.tensor([[6, 12]])
     keep = torch.ones_like(anchors, dtype=torch.bool)
     features, embeds = _batch(config, anchors)
-    wanted = drafter(features, embeds, anchors, keep)
-    found = drafter.to(torch.bfloat16)(features.bfloat16(), embeds.bfloat16(), anchors, keep)
+    wanted = drafter(features, embeds, anchors, keep).detach()
+    found = drafter.to(torch.bfloat16)(features.bfloat16(), embeds.bfloat16(), anchors, keep).detach()
     assert found.dtype == torch.bfloat16
     assert float((found.float() - wanted).norm() / wanted.norm()) < 0.03
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_mixed_precision_runs_forward_backward_and_drafting(config: DrafterConfig) -> None:
+    """Master weights in float32, features and embeddings in bfloat16, as a trainer on a GPU would have them."""
+    drafter = tiny_drafter(config)
+    anchors = torch.tensor([[6, 12]])
+    keep = torch.tensor([[True, False]])
+    features, embeds = _batch(config, anchors)
+    wanted = drafter(features, embeds, anchors, keep).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = drafter(features.bfloat16(), embeds.bfloat16(), anchors, keep)
+        drafted = drafter.draft(embeds[:, 0].bfloat16(), features[:, :6].bfloat16(), drafter.new_cache(), 6)
+    found.float().square().sum().backward()
+    assert drafter.fc.weight.grad is not None
+    assert drafter.fc.weight.grad.dtype == torch.float32
+    distance = (found.detach().float() - wanted)[keep].norm() / wanted[keep].norm()
+    assert float(distance) < 0.1
+    assert float((drafted.float() - wanted[:, 0]).norm() / wanted[:, 0].norm()) < 0.1

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from model_fixtures import FAMILIES, WIDTH, count_calls, drafter_config, info_of, load_golden, tiny_drafter, tiny_model, tiny_target
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dflash.config import TargetConfig
 from dflash.errors import TargetError
-from dflash.model.target import Target, load_target
 from dflash.model.taps import LayerTaps
+from dflash.model.target import Target, load_target
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 9, 2, 33, 17, 8, 60, 1], [4, 4, 12, 50, 3, 0, 0, 0]])
@@ -194,6 +196,32 @@ def test_dtype_of_the_config_is_obeyed(saved: Path) -> None:
     config = TargetConfig(path=str(saved), mask_token_id=60, dtype="bfloat16")
     target = load_target(config, target_layer_ids=(0, 1), device=CPU)
     assert target.features(IDS, LENGTHS).dtype == torch.bfloat16
+
+
+def test_a_missing_tensor_is_refused_instead_of_filled_at_random(saved: Path, tmp_path: Path) -> None:
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetError, match=r"lacks 1 tensors, e\.g\. model\.layers\.2\.mlp\.up_proj\.weight"):
+        load_target(TargetConfig(path=str(tmp_path), mask_token_id=60), target_layer_ids=(0,), device=CPU)
+
+
+def test_a_multimodal_checkpoint_gives_its_text_model(tmp_path: Path) -> None:
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH, "patch_size": 4}
+    specials = {"image_token_id": 58, "video_token_id": 57, "vision_start_token_id": 56, "vision_end_token_id": 55}
+    config = transformers.Qwen3_5Config(text_config=FAMILIES["qwen3_5"][1], vision_config=vision, **specials)
+    torch.manual_seed(0)
+    whole = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path)
+    target = load_target(TargetConfig(path=str(tmp_path), mask_token_id=60), target_layer_ids=(0, 2), device=CPU)
+    ids = torch.tensor([[5, 9, 2, 33, 17, 8]])
+    with torch.no_grad():
+        states = whole.model.language_model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    assert torch.equal(target.features(ids, torch.tensor([6])), torch.cat((states[1], states[3]), dim=-1))
+    assert torch.equal(target.head_weight, whole.get_output_embeddings().weight)
+    assert (target.info.hidden_size, target.info.num_hidden_layers) == (WIDTH, 4)
 
 
 def test_weights_that_do_not_belong_to_the_config_are_refused(saved: Path, tmp_path: Path) -> None:

@@ -81,6 +81,23 @@ def test_pickled_weights_are_never_read(folder: Path) -> None:
         read_target_info(_config(folder))
 
 
+def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    shards = sorted((tmp_path / "shards").glob("*.safetensors"))
+    assert len(shards) > 1
+    save_file({"again": torch.zeros(7)}, tmp_path / "shards" / "consolidated.safetensors")
+    whole, split = (read_target_info(_config(tmp_path / name)) for name in ("whole", "shards"))
+    assert split.num_parameters == whole.num_parameters
+    shards[0].unlink()
+    with pytest.raises(TargetError, match=f"lacks {shards[0].name} that its index names"):
+        read_target_info(_config(tmp_path / "shards"))
+    (tmp_path / "shards" / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(TargetError, match=r"index\.json cannot be used"):
+        read_target_info(_config(tmp_path / "shards"))
+
+
 DAMAGES = {
     "cut": lambda whole: whole[:-100],
     "too short": lambda _: b"abc",

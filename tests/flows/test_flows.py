@@ -1,0 +1,127 @@
+"""The flows on a real Prefect server, over stages that only record: order, states, artifacts, logs, retries."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import State, get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
+from prefect.exceptions import ParameterTypeError
+from prefect.logging.handlers import APILogHandler
+
+from dflash.errors import HaltedError, StorageError, UnhealthyError
+from dflash.records import RunPaths
+from flows.health import health_check
+from flows.prepare import prepare
+from flows.train import train
+from tests.flows.fake_stages import FakeStages
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+ORDER = ["prepare", "plan", "train", "bench", "untrained", "trained", "health", "summarise"]
+
+
+def artifacts_of(state: State[Any]) -> dict[str, Any]:
+    with get_client(sync_client=True) as client:
+        run_id = state.state_details.flow_run_id
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id])))
+    return {item.key: item for item in found if item.key}
+
+
+def test_train_runs_the_stages_in_order_and_leaves_an_artifact_of_each(
+    config_file: Path, stages: FakeStages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = train(str(config_file), ["train.lr=0.5"], return_state=True)
+    assert state.is_completed()
+    assert stages.calls == ORDER
+    assert stages.checked == [("tiny-001", False, True)], "at the end the log is complete and there is nobody to act on"
+    artifacts = artifacts_of(state)
+    assert {"run", "data", "plan", "training", "training-progress", "evaluation", "health", "summary"} <= set(artifacts)
+    assert artifacts["training-progress"].data == 100.0
+    assert "non_finite" in artifacts["health"].data
+    assert "closing table of tiny-001" in capsys.readouterr().out
+    config = RunPaths(config_file.parent / "runs" / "tiny-001").config
+    assert "lr: 0.5" in config.read_text(encoding="utf-8")
+
+
+def test_a_halted_training_fails_the_flow_with_its_own_words_and_is_not_retried(config_file: Path, stages: FakeStages) -> None:
+    stages.errors["train"] = [HaltedError("run tiny-001 was halted: the loss diverged at step 7", remedy="read the report")]
+    state = train(str(config_file), return_state=True)
+    assert state.is_failed()
+    assert "HaltedError: run tiny-001 was halted: the loss diverged at step 7" in (state.message or "")
+    assert stages.calls == ["prepare", "plan", "train"]
+    with pytest.raises(HaltedError):
+        state.result()
+
+
+def test_an_unhealthy_run_is_summed_up_first_and_then_fails_the_flow(config_file: Path, stages: FakeStages) -> None:
+    stages.verdict = "unhealthy"
+    state = train(str(config_file), return_state=True)
+    assert stages.calls == ORDER
+    assert state.is_failed()
+    assert "tiny-001: the loss is unhealthy" in (state.message or "")
+
+
+def test_preparation_is_tried_again_after_a_passing_fault_only(
+    config_file: Path, stages: FakeStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.prepare_data.prepare_data.retry_delay_seconds", 0)
+    stages.errors["prepare"] = [StorageError("the store is away", remedy="wait")]
+    assert prepare(str(config_file), return_state=True).is_completed()
+    assert stages.calls == ["prepare", "prepare", "plan"]
+    stages.errors["prepare"] = [HaltedError("no", remedy="no")]
+    assert prepare(str(config_file), return_state=True).is_failed()
+    assert stages.calls[3:] == ["prepare"]
+
+
+def test_the_library_log_reaches_prefect(config_file: Path, stages: FakeStages) -> None:
+    state = prepare(str(config_file), return_state=True)
+    APILogHandler.flush(APILogHandler())
+    with get_client(sync_client=True) as client:
+        run_id = state.state_details.flow_run_id
+        logs = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
+    assert any("answers" in entry.message and entry.name == "tasks.reporting" for entry in logs)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"config": "demo.txt"}, {"config": "a.yaml", "overrides": ["lr 3"]}, {"config": "a.yaml", "run_name": "../x"}],
+    ids=["config", "overrides", "run_name"],
+)
+def test_parameters_that_cannot_be_meant_are_refused_before_anything_runs(parameters: dict[str, Any], stages: FakeStages) -> None:
+    field = list(parameters)[-1]
+    with pytest.raises(ParameterTypeError, match=field):
+        train(**parameters)
+    assert stages.calls == []
+
+
+def live_run(config_file: Path, name: str) -> RunPaths:
+    paths = RunPaths(config_file.parent / "runs" / name)
+    paths.control_dir.mkdir(parents=True)
+    paths.config.write_bytes(config_file.read_bytes())
+    return paths
+
+
+def test_the_health_check_looks_at_the_live_runs_of_its_configuration_and_acts(config_file: Path, stages: FakeStages) -> None:
+    live, _idle, foreign = (live_run(config_file, name) for name in ("tiny-002", "tiny-001", "other-001"))
+    with live.lock.open("w") as own, foreign.lock.open("w") as others:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        fcntl.flock(others, fcntl.LOCK_EX)
+        reports = health_check(str(config_file))
+    assert [report.run for report in reports] == ["tiny-002"]
+    assert stages.checked == [("tiny-002", True, None)]
+
+
+def test_the_health_check_fails_loudly_and_is_quiet_where_nothing_runs(config_file: Path, stages: FakeStages) -> None:
+    assert health_check(str(config_file)) == []
+    live_run(config_file, "tiny-001")
+    stages.verdict = "unhealthy"
+    state = health_check(str(config_file), run="tiny-001", act=False, return_state=True)
+    assert state.is_failed()
+    assert "tiny-001: the loss is unhealthy" in (state.message or "")
+    assert stages.checked == [("tiny-001", False, None)]
+    with pytest.raises(UnhealthyError):
+        state.result()

@@ -1,0 +1,124 @@
+"""The whole chain on the shipped target, through the command line in real processes, at the smallest size that is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dflash.errors import EXIT_BLIND
+from dflash.records import RunSummary, from_json
+from dflash.stages import load_report, load_result, reopen_run
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "data.num_conversations=40",
+    "data.max_bad_frac=0.5",
+    "train.max_steps=24",
+    "train.epochs=6",
+    "checkpoint.interval_steps=8",
+    "checkpoint.window_steps=8",
+    "checkpoint.soak_steps=8",
+    "evaluate.num_prompts=4",
+    "evaluate.untrained_prompts=2",
+    "evaluate.max_new_tokens=24",
+)
+
+
+def dflash(*arguments: str, expect: int = 0) -> Any:
+    """Run a command in its own process and return its JSON."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dflash", *arguments, "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == expect, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pipeline") / "runs"
+
+
+@pytest.fixture(scope="module")
+def finished(root: Path) -> Path:
+    """A run that was trained and evaluated."""
+    trained = dflash("train", "configs/demo.yaml", f"run.root={root}", *SMALL)
+    dflash("evaluate", trained["run"])
+    return Path(trained["run"])
+
+
+def test_the_summary_holds_the_promised_keys(finished: Path) -> None:
+    raw = json.loads((finished / "summary.json").read_text())
+    assert raw.keys() >= {
+        "acceptance_length", "acceptance_length_untrained", "acceptance_ci95", "acceptance_per_position", "speedup", "lossless",
+        "padding_efficiency", "longest_bucket_run", "feature_wait_frac", "health_verdict", "checkpoint",
+    }  # fmt: skip
+    summary = from_json(RunSummary, json.dumps(raw), origin="summary.json")
+    assert summary.lossless is True
+    assert summary.steps == 24
+    assert summary.acceptance_ci95[0] <= summary.acceptance_length <= summary.acceptance_ci95[1]
+    assert len(summary.acceptance_per_position) == 7
+    assert Path(summary.checkpoint).name == "step-24"
+    assert summary.longest_bucket_run <= 3
+
+
+def test_every_step_of_the_plan_is_in_the_log_exactly_once(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "train_log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert [step["step"] for step in steps] == list(range(24))
+    assert [micro["batch_id"] for step in steps for micro in step["micro_batches"]] == list(range(24))
+    first_epoch = [row for step in steps for micro in step["micro_batches"] if micro["epoch"] == 0 for row in micro["rows"]]
+    assert len(first_epoch) == len(set(first_epoch))
+
+
+def test_the_health_report_says_what_it_checked(finished: Path) -> None:
+    report = load_report(reopen_run(finished).paths)
+    assert report.records == 24
+    assert {"non-finite", "loss spike", "step integrity"} <= {detector.detector for detector in report.detectors}
+    assert (finished / "health/report.html").stat().st_size > 1000
+    # 24 steps are too few for any bucket's baseline: blind is not healthy, and has an exit code of its own.
+    assert report.verdict == "blind"
+    assert dflash("health", str(finished), expect=EXIT_BLIND)["verdict"] == "blind"
+
+
+def test_checkpoints_end_up_judged_and_the_export_is_the_last_one(finished: Path) -> None:
+    states = {}
+    for line in (finished / "checkpoints/ledger.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        states[entry["step"]] = entry["state"]
+    assert states[0] == "clean"
+    assert (finished / "checkpoints/latest").read_text().strip() == "step-24"
+    config = json.loads((finished / "export/config.json").read_text())
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert config["dflash_config"]["target_layer_ids"] == [0, 1, 2]
+
+
+def test_the_evaluation_keeps_one_row_a_verification(finished: Path) -> None:
+    result = load_result(reopen_run(finished).paths, "trained")
+    table = pq.read_table(finished / "eval/trained-step-24/verifications.parquet")
+    assert table.num_rows == result.verifications
+    assert sum(table.column("accepted").to_pylist()) == result.accepted
+
+
+def test_a_second_run_reuses_the_data_and_gives_the_same_losses(finished: Path, root: Path) -> None:
+    again = dflash("train", "configs/demo.yaml", f"run.root={root}", *SMALL)
+    assert Path(again["run"]).name == "demo-002"
+    assert json.loads((Path(again["run"]) / "reused.json").read_text())[0].startswith("data set")
+
+    def losses(run: Path) -> list[float]:
+        lines = map(json.loads, (run / "train_log.jsonl").read_text().splitlines())
+        return [line["ce"] for line in lines if line["kind"] == "step"]
+
+    assert losses(finished) == losses(Path(again["run"])), "training is deterministic on a CPU"
+    dflash("evaluate", again["run"])
+    rows = dflash("compare", str(finished), again["run"])
+    assert [row["run"] for row in rows] == ["demo-001", "demo-002"]
+    assert rows[0]["acceptance_length"] == rows[1]["acceptance_length"]

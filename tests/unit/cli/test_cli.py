@@ -1,0 +1,125 @@
+"""The command tree: help everywhere, JSON on request, exit codes that mean something."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash import errors
+from dflash.cli import build_parser, main
+from dflash.cli.health_commands import EXIT_CODES
+from dflash.cli.output import progress_printer
+from dflash.config import reference_markdown
+
+CONFIG = "target: {mask_token: x}\ndata: {num_conversations: 3}\n"
+
+
+def leaves(
+    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield path, parser
+    for group in groups:
+        for name, child in group.choices.items():
+            yield from leaves(child, (*path, name))
+
+
+COMMANDS = dict(leaves(build_parser()))
+
+
+def test_the_promised_groups_exist() -> None:
+    assert {path[0] for path in COMMANDS} >= {"data", "train", "health", "evaluate", "config"}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_json(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*path, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "--json" in text
+    assert COMMANDS[path].description
+    for action in COMMANDS[path]._actions:
+        assert action.help, f"{path}: {action.dest} is not explained"
+
+
+def test_usage_errors_exit_with_2() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "chek"])
+    assert ended.value.code == 2
+
+
+def test_exit_codes_are_distinct_and_named_in_the_help() -> None:
+    codes = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert len(set(codes.values())) == len(codes)
+    epilog = build_parser().epilog or ""
+    assert all(str(code) in epilog for code in codes.values())
+    assert EXIT_CODES["unhealthy"] == errors.EXIT_UNHEALTHY != EXIT_CODES["healthy"] == 0
+
+
+def test_show_prints_the_resolved_tree_with_the_override(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    assert main(["config", "show", str(tmp_path / "c.yaml"), "train.lr=3e-4", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["train"]["lr"] == 3e-4
+    assert tree["data"]["num_conversations"] == 3
+
+
+def test_an_error_under_json_is_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", str(tmp_path / "none.yaml"), "--json"]) == errors.EXIT_USER_ERROR
+    error = json.loads(capsys.readouterr().out)
+    assert error["error"] == "ConfigError"
+    assert error["remedy"]
+
+
+def test_the_reference_is_written_where_asked(tmp_path: Path) -> None:
+    assert main(["config", "reference", "--output", str(tmp_path / "reference.md")]) == 0
+    assert (tmp_path / "reference.md").read_text() == reference_markdown()
+
+
+def test_a_closed_pipe_is_no_crash() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dflash", "config", "reference"]
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+class Terminal:
+    """A stream that remembers what was written."""
+
+    def __init__(self, *, tty: bool) -> None:
+        self.tty, self.text = tty, ""
+
+    def isatty(self) -> bool:
+        return self.tty
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+
+def test_progress_rewrites_one_line_on_a_terminal_and_stays_plain_elsewhere() -> None:
+    terminal, file = Terminal(tty=True), Terminal(tty=False)
+    for stream in (terminal, file):
+        show = progress_printer(stream)
+        for done in range(101):
+            show("work", done, 100)
+    assert terminal.text.count("\n") == 1
+    assert terminal.text.endswith("work: 100/100\n")
+    assert "\r" not in file.text
+    assert file.text.splitlines()[0] == "work: 0/100"
+    assert file.text.splitlines()[-1] == "work: 100/100"
+    assert len(file.text.splitlines()) == 11
