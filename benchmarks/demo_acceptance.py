@@ -7,16 +7,11 @@ prompt to prompt in one process, so that the speed-ups are ratios of neighbours 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
-import platform
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from benchmarks.report import ROOT, benchmark_parser, publish
 from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
 from dflash.errors import DflashError, RunStateError
 from dflash.evaluate.candidates import Candidate, drafter_candidate, lookup_candidate
@@ -26,8 +21,6 @@ from dflash.stages.evaluate import EvaluationBench, open_bench
 from dflash.stages.run import Run, list_runs, reopen_run
 
 NAME = "demo_acceptance"
-ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "benchmarks" / "results" / f"{NAME}.json"
 QUICK_PROMPTS = 12
 
 
@@ -41,25 +34,13 @@ def main() -> int:
     except DflashError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    figures = _figures(*evaluations)
-    report = {
-        "name": NAME,
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "machine": _machine(),
-        "command": shlex.join(["python", "benchmarks/demo_acceptance.py", *sys.argv[1:]]),
-        "figures": figures,
-    }
-    if not arguments.quick:
-        RESULT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report) if arguments.json else _text(figures))
+    publish(NAME, _figures(*evaluations), arguments)
     return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__ or "")
     parser.add_argument("--run", type=Path, help="run folder; the newest trained one under runs/ if absent")
-    parser.add_argument("--quick", action="store_true", help=f"first {QUICK_PROMPTS} prompts only; the stored result is left alone")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args()
 
 
@@ -132,21 +113,6 @@ def _figures(trained: Evaluation, untrained: Evaluation, lookup: Evaluation) -> 
         "block_size": result.block_size,
         "step": result.step,
     }
-
-
-def _text(figures: dict[str, Any]) -> str:
-    return "\n".join(f"{key:<32}{value}" for key, value in figures.items())
-
-
-def _machine() -> str:
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0] if names else model
-    memory_gib = psutil.virtual_memory().total / 2**30
-    software = f"{platform.system()}, Python {platform.python_version()}"
-    return f"{model}, {psutil.cpu_count()} logical cores, {memory_gib:.0f} GiB, {software}"
 
 
 if __name__ == "__main__":

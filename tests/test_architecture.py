@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import statistics
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.render import page
 from dflash.cli import build_parser
 from dflash.config import reference_markdown
 
@@ -68,6 +70,11 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def module_names() -> frozenset[str]:
+    return frozenset(module_name(path) for path in python_files(*PACKAGES))
+
+
 def imported_modules(path: Path, *, top_level_only: bool = False) -> set[str]:
     nodes = parsed(path).body if top_level_only else list(ast.walk(parsed(path)))
     names: set[str] = set()
@@ -76,7 +83,9 @@ def imported_modules(path: Path, *, top_level_only: bool = False) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            # `from package import module` stands on the module, not on what the package re-exports.
+            names |= inner if inner <= module_names() else inner | {node.module}
     return names
 
 
@@ -222,6 +231,14 @@ def test_relative_links_in_the_documents_lead_somewhere() -> None:
 
 def test_the_configuration_reference_matches_the_code() -> None:
     assert (ROOT / "docs/configuration.md").read_text(encoding="utf-8") == reference_markdown(), "run `make docs`"
+
+
+def test_the_benchmark_page_matches_the_stored_results() -> None:
+    assert (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8") == page(), "run `python -m benchmarks.render`"
+    for file in (ROOT / "benchmarks/results").glob("*.json"):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        assert result.keys() == {"name", "date", "machine", "command", "figures"}
+        assert "--quick" not in result["command"]
 
 
 def test_the_makefile_offers_what_the_documents_promise() -> None:

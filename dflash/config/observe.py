@@ -27,7 +27,7 @@ class SpikeConfig(Section):
     cluster_spikes: int = Field(3, ge=2, description="Spikes inside `cluster_steps` that are critical.")
     cluster_steps: int = Field(20, ge=1, description="Window of `cluster_spikes`.")
     chance_p: float = Field(
-        1e-4, gt=0, lt=1, description="Chance of a cluster, at the run's own rate of spikes, under which it is critical."
+        3e-4, gt=0, lt=1, description="Chance of a cluster, at the run's own rate of spikes, under which it is critical."
     )
 
 

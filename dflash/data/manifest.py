@@ -31,7 +31,7 @@ def read_manifest(data_dir: Path, *, verify: bool) -> DataManifest:
     if not file.is_file():
         raise DataError(
             f"there is no complete data set in {data_dir} ({MANIFEST_FILE} is missing)",
-            remedy="build it: python -m dflash data prepare CONFIG",
+            remedy="build it (python -m dflash data prepare CONFIG); remove the folder first if it exists",
         )
     manifest = from_json(DataManifest, file.read_bytes(), origin=str(file))
     for shard in manifest.shards:

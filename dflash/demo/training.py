@@ -23,7 +23,7 @@ from dflash.demo.recipe import TargetRecipe
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_STEPS = 50
-_ADAM_BETAS = (0.9, 0.95)
+_ADAM_BETAS = (0.9, 0.98)
 _FLOOR_FRAC = 0.01
 """The cosine ends at this part of the peak learning rate."""
 

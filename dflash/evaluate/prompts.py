@@ -140,7 +140,8 @@ def check_disjoint(chats: Sequence[Conversation], *, trained: frozenset[str], sy
         )
     if synthetic:
         wrong = [chat.id for chat in chats if any(split_of(text) != "heldout" for text in _user_turns(chat))]
-        assert not wrong, f"the generator drew held-out prompts from the training side: {wrong[:3]}"
+        if wrong:
+            raise AssertionError(f"the generator drew held-out prompts from the training side: {wrong[:3]}")
 
 
 def _user_turns(chat: Conversation) -> list[str]:

@@ -57,7 +57,8 @@ class DrafterProposer:
 
     def propose(self, tokens: Sequence[int], new_features: Tensor | None) -> Tensor:
         """Draft `[K-1]` tokens behind the anchor `tokens[-1]`; see `decode.Proposer`."""
-        assert new_features is not None, "the drafter reads the target's taps"
+        if new_features is None:
+            raise TypeError("the drafter reads the target's taps; decode with a proposer whose needs_features is true")
         self._block[0, 0] = tokens[-1]
         embeds = self._target.embed(self._block).to(self._dtype)
         hidden = self._drafter.draft(embeds, new_features.to(self._dtype), self._cache, len(tokens) - 1)

@@ -11,7 +11,7 @@ real spikes. Both orders are kept sorted, so a point costs a few microseconds in
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,10 +85,11 @@ class Baseline:
             )
         return self._level
 
-    def count_above(self, z: float) -> int:
-        """Held points more than `z` spreads above the median; 0 during the warm-up."""
+    def newest_above(self, z: float) -> tuple[int, int]:
+        """Of the newer half of the held points: how many lie over `z` spreads above the median, and how many there are."""
         level = self.level()
-        return 0 if level is None else len(self._ordered) - bisect_right(self._ordered, level.median + z * level.scale)
+        newest = self._values[len(self._values) // 2 :]
+        return (0 if level is None else sum(value > level.median + z * level.scale for value in newest)), len(newest)
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""

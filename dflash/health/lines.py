@@ -26,6 +26,9 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 # Fields that the trainer itself writes as null when they are not finite.
 _NULLABLE = frozenset({"ce", "grad_norm", "ce_sum"})
 _REASON_CHARACTERS = 120
+_SALVAGE_TRIES = 256
+# Nesting thousands deep ends the decoder with a RecursionError instead of its own.
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
 class MicroBatchLine(msgspec.Struct, frozen=True, gc=False):
@@ -106,7 +109,7 @@ def decode_block(block: bytes, *, offset: int, origin: str) -> list[LogItem]:
     """
     try:
         items: list[Any] = _DECODER.decode_lines(block)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         items = []
         for raw in block.split(b"\n")[:-1]:
             items += _decode_line(raw, offset, origin)
@@ -122,7 +125,7 @@ def _decode_line(raw: bytes, offset: int, origin: str) -> list[LogItem]:
         return []
     try:
         return [_DECODER.decode(raw)]
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         repaired = _repaired(raw, origin)
         if repaired is not None:
             return [repaired]
@@ -173,10 +176,12 @@ def _without_nonfinite(plain: Mapping[str, Any], names: set[str]) -> dict[str, A
 def _salvaged(raw: bytes) -> tuple[StepLine | EventLine | None, int]:
     """A whole line at the end of a torn one (a writer that died mid-line, then one that appended), and its start."""
     start = raw.find(b'{"', 1)
-    while start != -1:
+    for _ in range(_SALVAGE_TRIES):
+        if start == -1:
+            break
         try:
             return _DECODER.decode(raw[start:]), start
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             start = raw.find(b'{"', start + 1)
     return None, len(raw)
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from dflash.config import DrafterConfig
 from dflash.errors import DrafterError
 
@@ -104,9 +102,11 @@ def drafter_config_of(raw: Mapping[str, Any], *, origin: str) -> DrafterConfig:
             sliding_causal=drafting.get("sliding_causal", drafting.get("causal", True)),
             initializer_range=raw.get("initializer_range", INITIALIZER_RANGE),
         )
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False))
-        raise DrafterError(f"{origin} describes no valid drafter: {problems}", remedy="correct the exported config") from error
+    except ValueError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:] if "further information" not in line]
+        raise DrafterError(
+            f"{origin} describes no valid drafter: {' '.join(lines)}", remedy="correct the exported config"
+        ) from error
 
 
 def required(raw: Mapping[str, Any], key: str, kind: Any, origin: str) -> Any:

@@ -10,18 +10,22 @@ cache. `output_hidden_states` would keep every layer. Batches are padded on the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from dflash.config import TargetConfig
 from dflash.errors import TargetError
 from dflash.model.taps import LayerTaps
 from dflash.model.target_cache import CachedStep, TargetCache
 from dflash.model.target_info import TargetInfo, read_target_info
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROBE_TOKENS = 12
@@ -45,6 +49,8 @@ def load_target(config: TargetConfig, *, target_layer_ids: Sequence[int], device
     info = read_target_info(config)
     automatic = "float32" if device.type == "cpu" else "bfloat16"
     dtype = DTYPES[automatic if config.dtype == "auto" else config.dtype]
+    disable_progress_bar()  # its bar would run through the progress lines of whoever loads; a load is logged as one line
+    logger.info("loading the target %s as %s on %s", info.location, str(dtype).removeprefix("torch."), device)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             info.location,

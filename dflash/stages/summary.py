@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
@@ -70,11 +71,20 @@ def load_summary(run_dir: str | Path) -> RunSummary:
 
 def closing_text(run: Run, summary: RunSummary) -> str:
     """The closing table, with the commands that open what the run left behind."""
+    python = _python_command()
     commands = (
-        "make ui            # Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000",
-        f"python -m dflash health {run.paths.root}",
+        "make ui        # Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000",
+        "make ui-down   # stops them",
+        f"{python} -m dflash health {run.paths.root}",
+        f"{python} -m dflash compare {run.paths.root} OTHER_RUN",
     )
     return closing_table(summary, commands=commands)
+
+
+def _python_command() -> str:
+    """This interpreter as a person would type it here: the project's own environment is rarely activated."""
+    executable, here = Path(sys.executable), Path.cwd()
+    return str(executable.relative_to(here)) if executable.is_relative_to(here) else str(executable)
 
 
 def _gather(paths: RunPaths, step: int, *, mlflow_run_id: str | None) -> RunSummary:

@@ -35,8 +35,7 @@ class LogFollower:
                 continue
             self.last_segment = segment if self.last_segment is None else max(self.last_segment, segment)
             if kind == "event" and item.get("event") in _SEGMENT_STARTS:
-                del self._step_time_s[step:]
-                del self._wait_time_s[step:]
+                self._abandon(step)
             elif kind == "step":
                 self._note(step, float(item["step_time_s"]), float(item["wait_time_s"]))
 
@@ -59,6 +58,13 @@ class LogFollower:
         """Share of that time that the drafter waited for features; 0 without records."""
         total_s = self.train_time_s()
         return sum(value for value in self._wait_time_s if not math.isnan(value)) / total_s if total_s else 0.0
+
+    def _abandon(self, step: int) -> None:
+        """Forget records from `step` on, and the gap that may now be at the end."""
+        del self._step_time_s[step:]
+        while self._step_time_s and math.isnan(self._step_time_s[-1]):
+            self._step_time_s.pop()
+        del self._wait_time_s[len(self._step_time_s) :]
 
     def _note(self, step: int, step_time_s: float, wait_time_s: float) -> None:
         missing = step + 1 - len(self._step_time_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -60,7 +60,7 @@ def run_segment(
     """
     identity = identity_of(inputs, target_fingerprint=models.targets[0].info.fingerprint)
     state = _set_state(inputs, models, identity, segment=segment, resume_step=resume_step)
-    positions = positions_to_consume(len(inputs.plan.batches), start=state.plan_position, skipped=state.skipped_positions)
+    positions = _positions_left(inputs, state)
     supply = FeatureSupply(
         positions,
         read=lambda position: collate(inputs.plan.batches[position], inputs.store, pad_id=_PAD_ID),
@@ -106,6 +106,12 @@ def _set_state(inputs: Inputs, models: Models, identity: RunIdentity, *, segment
     restore(models.weights, loaded.drafter, what="drafter")
     restore(models.moments, loaded.optimizer, what="optimizer")
     return dataclasses.replace(loaded.state, segment=segment)
+
+
+def _positions_left(inputs: Inputs, state: TrainerState) -> Sequence[int]:
+    """Plan positions of the steps that are left: nothing is read or computed beyond the last one."""
+    left = positions_to_consume(len(inputs.plan.batches), start=state.plan_position, skipped=state.skipped_positions)
+    return left[: (state.total_steps - state.step) * inputs.config.train.accumulation_steps]
 
 
 def _maker(inputs: Inputs, models: Models, index: int) -> FeatureMaker:

@@ -221,7 +221,7 @@ def _error_for(number: int | None, requests: list[ControlRequest], paths: RunPat
 
 def _crashed(launches: int, paths: RunPaths) -> TrainerCrashedError:
     return TrainerCrashedError(
-        f"the trainer died {launches} times; the end of its output:\n{_last_lines(paths)}",
+        f"the trainer died, and {launches - 1} restarts did not help; the end of its output:\n{_last_lines(paths)}",
         remedy=f"see {paths.trainer_output}; a new start continues from the newest durable checkpoint",
     )
 

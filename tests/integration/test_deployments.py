@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import httpx
 import psutil
@@ -27,7 +29,6 @@ from prefect.client.schemas.filters import (
     ArtifactFilterFlowRunId,
     FlowRunFilter,
     FlowRunFilterDeploymentId,
-    FlowRunFilterName,
 )
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
@@ -43,7 +44,7 @@ ValueT = TypeVar("ValueT")
 pytestmark = pytest.mark.slow
 
 TINY = (
-    "run.name=tiny", "data.num_conversations=64", "data.max_bad_frac=1", "train.max_steps=250", "train.epochs=60",
+    "run.name=tiny", "data.num_conversations=64", "data.max_bad_frac=1", "train.max_steps=300", "train.epochs=80",
     "checkpoint.interval_steps=50", "evaluate.num_prompts=4", "evaluate.untrained_prompts=2", "evaluate.max_new_tokens=16",
 )  # fmt: skip
 
@@ -83,8 +84,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     env |= {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": f"http://127.0.0.1:{prefect_port}/api",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",  # the defaults (10 s and 5 s) are sized for production
-        "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",  # the defaults (10 s and 60 s) suit production
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         "DFLASH_BIN": str(BIN),
         "DFLASH_LOCAL_DIR": str(folder / "local"),
         "DFLASH_RUNS_DIR": str(folder / "runs"),
@@ -117,9 +118,9 @@ def awaited(look: Callable[[], ValueT | None], *, within_s: float, what: str) ->
     pytest.fail(f"{what} did not happen within {within_s:.0f} s")
 
 
-def finished_run(client: SyncPrefectClient, name: str) -> FlowRun | None:
-    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
-    return found[0] if found and found[0].state is not None and found[0].state.is_final() else None
+def ended(client: SyncPrefectClient, run_id: UUID) -> FlowRun | None:
+    run = client.read_flow_run(run_id)
+    return run if run.state is not None and run.state.is_final() else None
 
 
 def artifacts_of(client: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
@@ -154,7 +155,8 @@ def test_deploy_run_by_name_and_the_scheduled_health_check(stack: Stack, client:
         assert [(item.active, item.schedule.interval) for item in check.schedules] == [(True, timedelta(minutes=5))]
         assert check.paused is False
         assert check.work_pool_name == "dflash-health"
-        assert check.concurrency_limit == 1 or check.global_concurrency_limit.limit == 1
+        assert check.global_concurrency_limit is not None
+        assert check.global_concurrency_limit.limit == 1
     assert client.read_deployment_by_name("train/train-v2").work_pool_name == "dflash-train"
 
     # The same check, on the test's own runs and every few seconds, so that nobody waits five minutes.
@@ -169,16 +171,22 @@ def test_deploy_run_by_name_and_the_scheduled_health_check(stack: Stack, client:
     assert created.status_code == 201
 
     overrides = json.dumps([f"run.root={stack.runs}", *TINY])
-    said = stack.call(prefect, "deployment", "run", "demo", "--param", f"overrides={overrides}", "--flow-run-name", "by-name")
+    said = stack.call(prefect, "deployment", "run", "demo", "--param", f"overrides={overrides}")
     assert "train/demo" in said, "a bare name means the training"
+    found = re.search(r"UUID: (\S+)", said)
+    assert found is not None, said
+    run_id = UUID(found.group(1))
 
-    check = awaited(
-        lambda: scheduled_check_of(client, checks["demo"].id, "tiny-001"), within_s=180, what="a scheduled check of the live run"
-    )
+    def check_of_the_live_run() -> FlowRun | None:
+        training = ended(client, run_id)
+        assert training is None or training.state.is_completed(), training.state.message  # type: ignore[union-attr]
+        return scheduled_check_of(client, checks["demo"].id, "tiny-001")
+
+    check = awaited(check_of_the_live_run, within_s=240, what="a scheduled check of the live run")
     assert check.state is not None
     assert check.state.is_completed(), check.state.message
 
-    run = awaited(lambda: finished_run(client, "by-name"), within_s=240, what="the end of the training flow")
+    run = awaited(lambda: ended(client, run_id), within_s=240, what="the end of the training flow")
     assert run.state is not None
     assert run.state.is_completed(), run.state.message
     assert {"run", "data", "plan", "training", "training-progress", "evaluation", "health", "summary"} <= set(
@@ -186,11 +194,15 @@ def test_deploy_run_by_name_and_the_scheduled_health_check(stack: Stack, client:
     )
     paths = RunPaths(stack.runs / "tiny-001")
     summary = from_json(RunSummary, paths.summary.read_bytes(), origin="summary.json")
-    assert summary.steps == 250
+    assert summary.steps == 300
     assert summary.lossless
     (tracked,) = mlflow_runs(stack)
     assert tracked["info"]["run_id"] == summary.mlflow_run_id
     assert tracked["info"]["status"] == "FINISHED"
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_what_runs_is_left_alone_and_down_stops_exactly_that(stack: Stack) -> None:
@@ -203,14 +215,13 @@ def test_what_runs_is_left_alone_and_down_stops_exactly_that(stack: Stack) -> No
         listening = [item.laddr.ip for item in psutil.Process(service).net_connections("tcp") if item.status == psutil.CONN_LISTEN]
         assert set(listening) <= {"127.0.0.1"}
 
-    # A pid file that outlived its process, whose number is somebody else's by now: this very process.
+    # A pid file that outlived its process, whose number is somebody else's by now: this very process, which would die.
     stale = stack.folder / "local" / "worker-train.pid"
     recorded = stale.read_text(encoding="utf-8")
     stale.write_text(f"{os.getpid()} 1\n", encoding="utf-8")
     stack.call("infra/local/down")
-    assert psutil.pid_exists(os.getpid())
-    assert psutil.pid_exists(before["worker-train"]), "what is not recorded is not touched"
+    assert alive(before["worker-train"]), "what is not recorded is not touched"
     stale.write_text(recorded, encoding="utf-8")
     stack.call("infra/local/down")
-    assert not [name for name, pid in before.items() if psutil.pid_exists(pid)]
+    assert not [name for name, pid in before.items() if alive(pid)]
     assert stack.pids() == {}

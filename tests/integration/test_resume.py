@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from dflash.checkpoint import list_checkpoints, read_state
-from dflash.errors import EXIT_INTERRUPTED
+from dflash.data.plan import load_plan
+from dflash.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from dflash.train.outcome import read_exit
+from dflash.train.schedule import lr_at, warmup_steps
 from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config
 from tests.support.trainer_process import (
     KillAt,
@@ -23,7 +26,7 @@ from tests.support.trainer_process import (
     wait_until,
 )
 
-OVERRIDES = ("train.accumulation_steps=2", "train.epochs=4", "train.loss.objective=dpace", "checkpoint.interval_steps=3")
+OVERRIDES = ("train.accumulation_steps=2", "train.epochs=8", "train.loss.objective=dpace", "checkpoint.interval_steps=3")
 SAVES_BEFORE_THE_END = 3
 
 
@@ -147,3 +150,57 @@ def test_the_log_holds_every_record_of_a_durable_checkpoint(run: TinyRun, refere
     newest = max(list_checkpoints(run.paths.checkpoints_dir))
     assert newest > 0
     assert set(range(newest)) <= set(live_steps(run.paths))
+
+
+def test_the_log_tells_the_whole_story_in_order(reference: TinyRun) -> None:
+    lines = log_lines(reference.paths)
+    plan = load_plan(reference.paths.plan_dir).batches
+    events = [line for line in lines if line["kind"] == "event"]
+    assert [event["event"] for event in events[:2]] == ["start", "config"]
+    assert (lines[0]["event"], lines[-1]["event"]) == ("start", "finish")
+    steps = live_steps(reference.paths)
+    assert events[0]["details"]["total_steps"] == len(steps)
+    assert list(steps) == list(range(len(steps)))
+    # Everything is consumed exactly once an epoch, in plan order.
+    micro = [item for record in steps.values() for item in record["micro_batches"]]
+    assert [item["batch_id"] for item in micro] == list(range(len(plan)))
+    assert [tuple(item["rows"]) for item in micro] == [batch.rows for batch in plan]
+    for epoch in range(reference.config.train.epochs):
+        assert sorted(row for item in micro if item["epoch"] == epoch for row in item["rows"]) == list(range(40))
+    # Planned changes are announced before the record of their step.
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert [event["details"]["epoch"] for event in epochs] == list(range(reference.config.train.epochs))
+    for event in epochs:
+        consumed = [item["batch_id"] for item in steps[event["step"]]["micro_batches"]]
+        assert event["details"]["batch_id"] in consumed
+        assert lines.index(event) < lines.index(steps[event["step"]])
+    changes = [event["step"] for event in events if event["event"] == "lr_change"]
+    assert changes == [warmup_steps(reference.config.train, total_steps=len(steps))]
+    saves = [(event["event"], event["step"]) for event in events if event["event"] in ("save_begin", "save_durable")]
+    assert {("save_durable", 0), ("save_durable", len(steps))} <= set(saves)
+    assert len([name for name, _ in saves if name == "save_begin"]) == len([name for name, _ in saves if name == "save_durable"])
+    for step, record in steps.items():
+        scheduled = lr_at(reference.config.train, step=step, total_steps=len(steps), lr_scale=1.0)
+        assert record["lr"] == scheduled
+
+
+def test_max_steps_ends_the_run_and_nothing_beyond_it_is_computed(root: Path, reference: TinyRun) -> None:
+    run = build_tiny_run(root, samples=40, overrides=[*OVERRIDES, "train.max_steps=5"])
+    train_to_end(run)
+    steps = live_steps(run.paths)
+    assert list(steps) == list(range(5))
+    assert read_state(run.paths.checkpoint(5)).total_steps == 5
+    finish = log_lines(run.paths)[-1]
+    assert finish["event"] == "finish"
+    assert finish["details"]["queues"]["ready"]["puts"] == 10
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_with_the_difference(root: Path, reference: TinyRun) -> None:
+    run = build_tiny_run(root, samples=40, overrides=[*OVERRIDES, "train.max_steps=2"])
+    train_to_end(run)
+    changed = rewrite_config(run, overrides=["train.lr=0.5"])
+    assert end_of(start_trainer(changed)) == EXIT_USER_ERROR
+    told = read_exit(run.paths, segment=1)
+    assert told is not None
+    assert told.error == "CheckpointError"
+    assert "configuration: checkpoint" in told.what

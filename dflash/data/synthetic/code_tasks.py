@@ -78,5 +78,4 @@ def python_function(rng: Random) -> Turn:
     makers = (_arithmetic_function, _loop_function, _filter_function)
     functions = dict(rng.choice(makers)(rng) for _ in range(rng.randint(1, _MAX_FUNCTIONS)))
     noun = "function" if len(functions) == 1 else "functions"
-    form = rng.choice(("Write the Python {} {}.", "Define the Python {} {}.", "I need the Python {} {}."))
-    return Turn(form.format(noun, listed(list(functions))), "\n\n\n".join(functions.values()))
+    return Turn(f"Write the Python {noun} {listed(list(functions))}.", "\n\n\n".join(functions.values()))

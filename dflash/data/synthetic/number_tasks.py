@@ -31,15 +31,15 @@ def arithmetic(rng: Random) -> Turn:
     kind = rng.choice(("add", "add", "subtract", "multiply"))
     if kind == "add":
         a, b = rng.randint(1, 99), rng.randint(1, 60)
-        forms = (f"What is {a} + {b}?", f"Calculate {a} + {b}.", f"Add {b} to {a}.", f"How much is {a} plus {b}?")
+        forms = (f"What is {a} + {b}?", f"Add {b} to {a}.", f"How much is {a} plus {b}?")
         return Turn(rng.choice(forms), _worked(a, "+", b)[0])
     if kind == "subtract":
         a = rng.randint(2, 99)
         b = rng.randint(1, min(a, 60))
-        forms = (f"What is {a} - {b}?", f"Calculate {a} - {b}.", f"Take {b} from {a}.", f"How much is {a} minus {b}?")
+        forms = (f"What is {a} - {b}?", f"Take {b} from {a}.", f"How much is {a} minus {b}?")
         return Turn(rng.choice(forms), _worked(a, "-", b)[0])
     a, b = rng.randint(2, 12), rng.randint(2, 12)
-    forms = (f"What is {a} * {b}?", f"Calculate {a} * {b}.", f"Multiply {a} by {b}.", f"How much is {a} times {b}?")
+    forms = (f"What is {a} * {b}?", f"Multiply {a} by {b}.", f"How much is {a} times {b}?")
     return Turn(rng.choice(forms), f"{a} * {b} = {a * b}")
 
 
@@ -48,12 +48,12 @@ def word_problem(rng: Random) -> Turn:
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     if rng.random() < 0.5:
         a, b = rng.randint(2, 60), rng.randint(2, 30)
-        story = rng.choice((f"finds {b} more", f"buys {b} more"))
+        story = f"gets {b} more"
         equation, result = _worked(a, "+", b)
     else:
         a = rng.randint(5, 60)
         b = rng.randint(2, min(a - 1, 30))
-        story = rng.choice((f"loses {b} of them", f"sells {b} of them"))
+        story = f"loses {b}"
         equation, result = _worked(a, "-", b)
     prompt = f"{name} has {a} {thing} and {story}. How many {thing} does {name} have now?"
     return Turn(prompt, f"{equation}. {name} has {result} {thing} now.")
@@ -72,7 +72,6 @@ def counting(rng: Random) -> Turn:
     by = "" if step == 1 else f" in steps of {step}"
     forms = (
         f"Count {word}from {values[0]} to {values[-1]}{by}.",
-        f"Please count {word}from {values[0]} to {values[-1]}{by}.",
         f"List the numbers {word}from {values[0]} to {values[-1]}{by}.",
     )
     return Turn(rng.choice(forms), ", ".join(map(str, values)))
@@ -84,9 +83,9 @@ def sorting(rng: Random) -> Turn:
     falling = rng.random() < 0.3
     text = ", ".join(map(str, numbers))
     forms = (
-        (f"Sort these numbers from high to low: {text}.", f"Put in falling order: {text}.")
+        (f"Sort these numbers down: {text}.", f"List these numbers from high to low: {text}.")
         if falling
-        else (f"Sort these numbers: {text}.", f"Put in rising order: {text}.")
+        else (f"Sort these numbers: {text}.", f"List these numbers from low to high: {text}.")
     )
     return Turn(rng.choice(forms), ", ".join(map(str, sorted(numbers, reverse=falling))))
 
@@ -96,8 +95,8 @@ def times_table(rng: Random) -> Turn:
     base, rows = rng.randint(2, 12), rng.randint(3, 18)
     forms = (
         f"Write the {base} times table up to {rows}.",
-        f"Show the times table of {base} with {rows} rows.",
-        f"Give me {rows} rows of the {base} times table.",
-        f"Multiply {base} by each number from 1 to {rows}.",
+        f"Write {rows} rows of the {base} times table.",
+        f"List {rows} rows of the {base} times table.",
+        f"Multiply {base} by the numbers from 1 to {rows}.",
     )
     return Turn(rng.choice(forms), "\n".join(f"{base} * {i} = {base * i}" for i in range(1, rows + 1)))

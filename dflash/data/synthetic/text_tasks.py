@@ -18,31 +18,27 @@ from dflash.data.synthetic.words import CITIES, COLORS, LETTERS, NAMES, PETS, WO
 def _reverse_letters(rng: Random) -> Turn:
     """Three to ten loose letters in reverse order."""
     letters = rng.sample(LETTERS, rng.randint(3, 10))
-    form = rng.choice(("Reverse these letters: {}", "Write these letters backwards: {}", "Turn around: {}"))
-    return Turn(form.format(" ".join(letters)), " ".join(reversed(letters)))
+    return Turn(f"Reverse these letters: {' '.join(letters)}", " ".join(reversed(letters)))
 
 
 def _spell(rng: Random) -> Turn:
     """Spell one to four known words."""
     words = rng.sample(WORDS, rng.randint(1, 4))
     noun = "word" if len(words) == 1 else "words"
-    form = rng.choice(("Spell the {} {}.", "How do you spell the {} {}?"))
-    return Turn(form.format(noun, listed(words)), "\n".join(f"{word}: {' '.join(word)}" for word in words))
+    return Turn(f"Spell the {noun} {listed(words)}.", "\n".join(f"{word}: {' '.join(word)}" for word in words))
 
 
 def _repeat(rng: Random) -> Turn:
     """One known word in two to twenty numbered lines."""
     word, times = rng.choice(WORDS), rng.randint(2, 20)
-    form = rng.choice(("Write the word {w} {n} times.", "Repeat {w} {n} times.", "Give me {n} lines with the word {w}."))
-    return Turn(form.format(w=word, n=times), "\n".join(f"{i}. {word}" for i in range(1, times + 1)))
+    return Turn(f"Write the word {word} {times} times.", "\n".join(f"{i}. {word}" for i in range(1, times + 1)))
 
 
 def _alphabet(rng: Random) -> Turn:
     """The letters of the alphabet between two letters."""
     first = rng.randrange(0, 23)
     last = rng.randrange(first + 2, 26)
-    form = rng.choice(("Say the alphabet from {} to {}.", "List the letters from {} to {}."))
-    return Turn(form.format(LETTERS[first], LETTERS[last]), " ".join(LETTERS[first : last + 1]))
+    return Turn(f"List the letters from {LETTERS[first]} to {LETTERS[last]}.", " ".join(LETTERS[first : last + 1]))
 
 
 _LETTER_TASKS: tuple[Callable[[Random], Turn], ...] = (_reverse_letters, _spell, _repeat, _alphabet)
@@ -67,11 +63,12 @@ def json_record(rng: Random) -> Turn:
     if rng.random() < 0.5:
         fields = [key for key in _FIELDS if key == "name" or rng.random() < 0.6]
         record = {key: _FIELDS[key](rng) for key in fields}
-        form = rng.choice(("Write a JSON record with {}.", "Turn into JSON: {}."))
-        return Turn(form.format(listed([f"{key} {value}" for key, value in record.items()])), json.dumps(record))
+        spoken = listed([f"{key} {value}" for key, value in record.items()])
+        return Turn(f"Write a JSON record with {spoken}.", json.dumps(record))
     names = rng.sample(NAMES, rng.randint(1, 6))
     key = rng.choice(("age", "city", "pet"))
     records = [{"name": name, key: _FIELDS[key](rng)} for name in names]
     text = "; ".join(f"{record['name']}, {record[key]}" for record in records)
-    form = rng.choice(("Write a JSON list of name and {}: {}", "Make a JSON list with name and {}: {}"))
-    return Turn(form.format(key, text), "[\n" + ",\n".join(f"  {json.dumps(record)}" for record in records) + "\n]")
+    return Turn(
+        f"Write a JSON list of name and {key}: {text}", "[\n" + ",\n".join(f"  {json.dumps(record)}" for record in records) + "\n]"
+    )

@@ -1,23 +1,16 @@
-"""Word lists of the synthetic tasks, short on purpose: a target of a million parameters must know them by heart."""
+"""Word lists of the synthetic tasks.
+
+Short on purpose: a byte-pair vocabulary of 512 rows must hold every word as one token, so that a target of a million
+parameters can copy a word by copying one token.
+"""
 
 from __future__ import annotations
 
-NAMES = (
-    "Ana", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jon", "Kim", "Leo",
-    "Mia", "Nils", "Olga", "Paul", "Rosa", "Sam", "Tina", "Vera",
-)  # fmt: skip
-CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Delhi", "Quito", "Tokyo", "Bern", "Accra", "Riga", "Sofia")
-COLORS = ("red", "blue", "green", "black", "white", "yellow", "brown", "pink")
-PETS = ("cat", "dog", "bird", "fish", "horse", "goat", "duck", "mouse")
-THINGS = ("apples", "books", "coins", "stamps", "cards", "shells", "pens", "eggs")
-WORDS = (
-    "apple", "bread", "cloud", "door", "earth", "fire", "garden", "house", "island", "jacket", "kite", "lemon",
-    "moon", "night", "ocean", "paper", "queen", "river", "stone", "table", "uncle", "valley", "water", "zebra",
-)  # fmt: skip
+NAMES = ("Ana", "Ben", "Dan", "Eva", "Ida", "Kim", "Leo", "Max", "Sam", "Tom")
+CITIES = ("Lima", "Oslo", "Riga", "Rome")
+COLORS = ("red", "blue", "green")
+PETS = ("cat", "dog", "fish")
+THINGS = ("books", "coins", "pens", "eggs")
+WORDS = ("moon", "rain", "rock", "snow", "star", "tree", "wind", "road")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a careful teacher.",
-    "Answer the question.",
-    "You work with numbers, words and code.",
-)
+SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer the question.")

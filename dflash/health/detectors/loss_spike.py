@@ -3,8 +3,8 @@
 Three levels of one story: a micro-batch far above its own bucket (warning); the bucket does not come back under
 `recover_z` within `recover_steps` (critical); `cluster_spikes` separate spikes within `cluster_steps` (critical).
 
-Two hard decisions. A spike that decays slowly through all buckets is one spike: another is counted only after
-`recover_points` calm points in a row. And a cluster is damage only if it is rarer than chance at the run's own rate
+Two hard decisions. A spike that decays slowly through all buckets is one spike: another is counted only if
+`recover_points` calm points in a row lie between. And a cluster is damage only if it is rarer than chance at the run's own rate
 of spikes: a bucket that mixes easy with hard batches throws a spike now and then all its life.
 """
 
@@ -60,6 +60,7 @@ class LossSpikeMemory(Memory):
     spikes: int = 0
     calm_in_row: int = 0
     uneasy_since: int | None = None
+    rested: bool = True
     cluster: int | None = None
     unrecovered: int | None = None
     damaged: list[int] = msgspec.field(default_factory=list)
@@ -133,14 +134,14 @@ class LossSpike(Detector):
         self.checked += 1
         z = level.z(value, batch.n_tokens)
         calm = z < s.recover_z
-        separate = memory.spikes == 0 or memory.calm_in_row >= s.recover_points
         self._feel(calm, record.step)
+        stands_out = z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))
         if spike is not None:
             self._follow(spike, batch.bucket, calm=calm, record=record, context=context)
-        elif z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context)):
+        elif stands_out:
             self._begin(batch, value, z=z, level=level, record=record, context=context)
-            if separate:
-                self._count(record, context)
+        if stands_out and memory.rested:
+            self._count(record, context)
         if batch.bucket not in memory.open:
             baseline.accept(value, batch.n_tokens)
 
@@ -149,7 +150,7 @@ class LossSpike(Detector):
         memory = self._memory
         memory.calm_in_row = memory.calm_in_row + 1 if calm else 0
         if memory.calm_in_row >= self._spike.recover_points:
-            memory.uneasy_since = None
+            memory.uneasy_since, memory.rested = None, True
         elif not calm and memory.uneasy_since is None:
             memory.uneasy_since = step
 
@@ -220,6 +221,7 @@ class LossSpike(Detector):
         memory.recent = [seen for seen in memory.recent if seen.step > record.step - s.cluster_steps]
         memory.recent.append(Onset(record.step, self.checked))
         memory.spikes += 1
+        memory.rested = False
         if len(memory.recent) < s.cluster_spikes:
             memory.cluster = None
             return
@@ -251,6 +253,5 @@ class LossSpike(Detector):
         """
         memory = self._memory
         past = (memory.spikes - len(memory.recent) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
-        held = sum(len(baseline) for baseline in memory.baselines.values())
-        high = sum(baseline.count_above(_ALMOST_FRAC * self._spike.loss_z) for baseline in memory.baselines.values())
-        return max(past, high / held)
+        counts = [baseline.newest_above(_ALMOST_FRAC * self._spike.loss_z) for baseline in memory.baselines.values()]
+        return max(past, sum(high for high, _ in counts) / sum(held for _, held in counts))

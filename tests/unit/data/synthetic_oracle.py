@@ -51,11 +51,11 @@ def check_arithmetic(prompt: str, answer: str) -> None:
 
 
 def check_word_problem(prompt: str, answer: str) -> None:
-    """More if the person finds or buys, fewer if the person loses or sells."""
+    """More if the person gets some, fewer if the person loses some."""
     had, change = numbers_in(prompt)
     name, _, _, thing, *_ = prompt.split()
     equation, sentence = answer.split(". ", 1)
-    result = check_equation(equation, had, "+" if "finds" in prompt or "buys" in prompt else "-", change)
+    result = check_equation(equation, had, "+" if "gets" in prompt else "-", change)
     assert sentence == f"{name} has {result} {thing} now."
 
 
@@ -79,7 +79,7 @@ def check_sorting(prompt: str, answer: str) -> None:
         smallest = min(remaining)
         remaining.remove(smallest)
         ordered.append(smallest)
-    if "high to low" in prompt or "falling" in prompt:
+    if "high to low" in prompt or "down" in prompt:
         ordered.reverse()
     assert answer == ", ".join(map(str, ordered))
 
@@ -87,7 +87,7 @@ def check_sorting(prompt: str, answer: str) -> None:
 def check_times_table(prompt: str, answer: str) -> None:
     """Each row is the row before plus the base."""
     given = numbers_in(prompt)
-    if prompt.startswith("Give"):
+    if "rows of" in prompt:
         rows, base = given
     elif prompt.startswith("Multiply"):
         base, _, rows = given
@@ -144,7 +144,7 @@ def check_json_record(prompt: str, answer: str) -> None:
         convert = values.get(key[1], str)
         assert parsed == [{"name": name, key[1]: convert(value)} for name, value in pairs]
         return
-    body = re.split(r"JSON record with |Turn into JSON: ", prompt)[1].rstrip(".")
+    body = prompt.removeprefix("Write a JSON record with ").rstrip(".")
     fields = [entry.split(" ") for entry in re.split(r", | and ", body)]
     assert parsed == {key: values.get(key, str)(value) for key, value in fields}
     assert list(parsed) == [key for key, _ in fields]
@@ -156,9 +156,9 @@ def check_letters(prompt: str, answer: str) -> None:
         given = prompt.split(": ")[1]
         assert answer == given[::-1]
     elif "pell" in prompt:
-        words = re.split(r", | and ", re.split(r"the words? ", prompt)[1].rstrip(".?"))
+        words = re.split(r", | and ", re.split(r"the words? ", prompt)[1].rstrip("."))
         assert answer.split("\n") == [f"{word}: {' '.join(list(word))}" for word in words]
-    elif "times" in prompt or "lines" in prompt:
+    elif "times" in prompt:
         (count,) = numbers_in(prompt)
         lines = answer.split("\n")
         word = lines[0].removeprefix("1. ")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -254,21 +251,3 @@ class TestResume:
         target = toy()
         answered([Conversation("c", talk(question, system=system), "toy", "toy")], tmp_path / "j", target, answers=answers)
         assert len(target.asked) == 1
-
-    def test_a_real_kill_loses_no_journalled_answer(self, tmp_path: Path) -> None:
-        source, journal = many(20), tmp_path / "j"
-
-        def suicidal(prompts: list[list[int]], keys: list[str]) -> Iterator[list[int]]:
-            if journal.stat().st_size > 1500:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return toy()(prompts, keys)  # type: ignore[return-value]
-
-        child = multiprocessing.get_context("fork").Process(target=answered, args=(source, journal, suicidal))
-        child.start()
-        child.join()
-        assert child.exitcode == -signal.SIGKILL
-        kept = journal.read_bytes().count(b"\n")
-        assert kept > 0
-        target = toy()
-        assert answered(source, journal, target) == answered(source, tmp_path / "other", toy())
-        assert len(target.keys) + kept == sum(len(c.messages) // 2 for c in source)

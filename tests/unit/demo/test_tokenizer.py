@@ -36,9 +36,12 @@ def test_every_digit_is_a_token_of_its_own(shipped: PreTrainedTokenizerBase) -> 
         assert [piece for piece in pieces if re.search(r"\d", piece)] == re.findall(r"\d", text)
 
 
-def test_loose_letters_are_one_token_each_wherever_they_stand(shipped: PreTrainedTokenizerBase) -> None:
-    ids = ids_of(shipped, "b c d x y z")
-    assert [shipped.decode([token]) for token in ids] == list("b c d x y z")
+def test_a_word_is_the_same_token_wherever_it_stands(shipped: PreTrainedTokenizerBase) -> None:
+    (alone,) = ids_of(shipped, "Ben")
+    for text in ("name Ben, age 3", '"Ben"', "Ben\nBen", "x Ben"):
+        assert alone in ids_of(shipped, text)
+    letters = [shipped.decode([token]) for token in ids_of(shipped, "b c d x y z")]
+    assert letters == list("b c d x y z")
 
 
 def test_corpus_text_round_trips_and_never_yields_a_special_token(shipped: PreTrainedTokenizerBase) -> None:

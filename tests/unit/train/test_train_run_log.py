@@ -199,8 +199,8 @@ def write_log(paths: RunPaths, segments: list[tuple[int, int]], *, torn_at: int 
         file.write("".join(line + "\n" for line in lines))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=5), st.integers(1, 400))
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=5), st.integers(60, 900))
 def test_the_follower_agrees_with_the_definition_of_live_records(
     tmp_path_factory: pytest.TempPathFactory, segments: list[tuple[int, int]], piece: int
 ) -> None:

@@ -134,6 +134,29 @@ def test_a_large_gradient_is_scaled_to_the_clip_norm_and_the_norm_before_is_repo
         torch.testing.assert_close(models.moments[f"{name}.exp_avg"], expected, rtol=1e-4, atol=1e-8)
 
 
+def test_bfloat16_compute_keeps_float32_master_weights_and_nearly_the_gradient(
+    inputs: Inputs, models: Models, make: Callable[[int], FeatureBatch]
+) -> None:
+    exact = mean_gradient(inputs, models, [make(0)])
+    half = dataclasses.replace(make(0), features=make(0).features.bfloat16(), block_embeds=make(0).block_embeds.bfloat16())
+    stepper = Stepper(
+        models.drafter,
+        models.optimizer,
+        head_weight=models.targets[0].head_weight,
+        loss=inputs.config.train.loss,
+        clip_norm=1e9,
+        autocast_dtype=torch.bfloat16,
+    )
+    stepper.accumulate(half)
+    update = stepper.update(lr=0.01)
+    assert update.nonfinite == ()
+    beta1 = inputs.config.train.optimizer.beta1
+    for name, gradient in exact.items():
+        assert models.weights[name].dtype == models.moments[f"{name}.exp_avg"].dtype == torch.float32
+        error = models.moments[f"{name}.exp_avg"] / (1 - beta1) - gradient
+        assert float(error.norm()) < 0.1 * float(gradient.norm()) + 1e-6
+
+
 def poisoned(batch: FeatureBatch) -> FeatureBatch:
     features = batch.features.clone()
     features[0, 0, 0] = math.nan

@@ -1,0 +1,1 @@
+"""Benchmarks: one script a question, dated results in `results/`."""
