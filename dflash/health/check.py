@@ -198,6 +198,7 @@ class HealthChecker:
         if not goes_on:
             self._panel.snapshots = []
             self._panel.load(self._fresh)
+            self._integrity.on_new_process()
             self._live, self._history = LiveSteps(), History()
 
     def _begin_segment(self, segment: int, step: int) -> None:

@@ -27,3 +27,7 @@ pid_of() { # pid of a service that runs, empty otherwise
   read -r pid started <"$file"
   [[ -n "$started" && "$(start_time_of "$pid")" == "$started" ]] && echo "$pid" || true
 }
+
+children_of() { # living direct children of a process
+  cat /proc/[0-9]*/stat 2>/dev/null | sed 's/ (.*) / /' | awk -v parent="$1" '$2 != "Z" && $3 == parent { print $1 }' || true
+}

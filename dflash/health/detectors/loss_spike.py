@@ -23,25 +23,27 @@ from dflash.health.trend import binomial_tail
 
 GRAD_LEAD_STEPS = 2  # the gradient leads the loss by a step or two
 _TINY = 1e-30
+_MAX_IDS = 64
 _PRIOR_SPIKES, _PRIOR_POINTS = 1.0, 100.0  # a young run's rate of spikes
 _ALMOST_FRAC = 0.75  # of the spike limit: points that high show how often spikes are to be expected
 
 
 class OpenSpike(msgspec.Struct):
-    """A bucket that has not come back; its baseline is frozen at the onset so that it cannot adapt to the damage.
+    """A bucket that has not come back; while it is open, its baseline accepts nothing, so it cannot adapt to the damage.
 
     Attributes:
         step: of the spike.
         onset: since when the run, in any bucket, had not been calm.
         points: later points of the bucket that were not calm.
+        batch_ids: micro-batches that stood out.
     """
 
     step: int
     onset: int
     finding: int
-    level: Level
     points: int
     damage: bool
+    batch_ids: list[int]
 
 
 class Onset(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ class LossSpike(Detector):
         return "; ".join(notes)
 
     def levels(self) -> dict[int, Level]:
-        """Where each learnt bucket stands (logarithms); a bucket with an open spike stands where it was before."""
+        """Where the baseline of each learnt bucket stands (logarithms)."""
         standing = {bucket: baseline.level() for bucket, baseline in sorted(self._memory.baselines.items())}
         return {bucket: level for bucket, level in standing.items() if level is not None}
 
@@ -137,6 +139,8 @@ class LossSpike(Detector):
         self._feel(calm, record.step)
         stands_out = z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))
         if spike is not None:
+            if stands_out and len(spike.batch_ids) < _MAX_IDS:
+                spike.batch_ids.append(batch.batch_id)
             self._follow(spike, batch.bucket, calm=calm, record=record, context=context)
         elif stands_out:
             self._begin(batch, value, z=z, level=level, record=record, context=context)
@@ -175,7 +179,7 @@ class LossSpike(Detector):
             grad_z=None if grad_z is None else round(grad_z, 2),
         )
         onset = record.step if memory.uneasy_since is None else memory.uneasy_since
-        memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, level, 0, damage=False)
+        memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, 0, damage=False, batch_ids=[batch.batch_id])
         context.last_loss_spike = record.step
 
     def _follow(self, spike: OpenSpike, bucket: int, *, calm: bool, record: StepLine, context: RunContext) -> None:
@@ -188,12 +192,12 @@ class LossSpike(Detector):
                 memory.unrecovered = None
             return
         spike.points += 1
-        self.findings.amend(spike.finding, last_step=record.step)
+        self.findings.amend(spike.finding, last_step=record.step, batch_ids=tuple(spike.batch_ids))
         if record.step - spike.step >= s.recover_steps and spike.points >= s.recover_points:
             spike.damage = True
-            self._unrecovered(spike, bucket, record=record, context=context)
+            self._unrecovered(bucket, record=record, context=context)
 
-    def _unrecovered(self, spike: OpenSpike, bucket: int, *, record: StepLine, context: RunContext) -> None:
+    def _unrecovered(self, bucket: int, *, record: StepLine, context: RunContext) -> None:
         """One finding for all buckets that do not come back: the damage is one."""
         memory = self._memory
         if memory.unrecovered is None:
@@ -212,7 +216,6 @@ class LossSpike(Detector):
             context=context,
             bucket=None,
             buckets=[bucket],
-            usual=math.exp(spike.level.median),
         )
 
     def _count(self, record: StepLine, context: RunContext) -> None:
@@ -252,6 +255,7 @@ class LossSpike(Detector):
         The past alone flatters: while the loss still falls steeply its spread is wide and nothing stands out.
         """
         memory = self._memory
-        past = (memory.spikes - len(memory.recent) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
+        seen = memory.spikes - len(memory.recent)
+        past = (seen + 2 * math.sqrt(seen) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)  # two deviations up
         counts = [baseline.newest_above(_ALMOST_FRAC * self._spike.loss_z) for baseline in memory.baselines.values()]
         return max(past, sum(high for high, _ in counts) / sum(held for _, held in counts))

@@ -4,7 +4,8 @@ Invariant: memory stays bounded however long the run: depths are averaged in blo
 are `queue_window` of them, so the whole run is always in view.
 
 The hard decision: at the end of its plan a producer stops and its queue drains, which looks exactly like a decline.
-A depth therefore counts only once something new has been produced after it (consumed + waiting has grown).
+A depth therefore counts only once `_IN_FLIGHT` more batches have been produced (consumed + waiting) than by its time;
+a batch on its way between two queues is in neither, so the sum wavers by a few even when nothing is produced.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _TEST_EVERY = 2  # blocks between tests
 _MIN_BLOCKS = 12  # blocks from the settled level on before a trend is tested
 _SETTLED_PERCENTILE = 95  # of the block means: passes over the short peaks while the consumer is held up
 _FILLED_FRAC = 0.95  # a queue has filled once it reaches this much of its settled level
-_MAX_PENDING = 4096
+_MAX_PENDING = 512
+_IN_FLIGHT = 16  # more batches than are ever between the queues of one replica
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -41,15 +43,13 @@ class QueueTrack(msgspec.Struct):
     """History of one queue's depth.
 
     Attributes:
-        produced: most items that had ever been produced, plus a constant.
-        pending: (step, depth) records since then, not counted yet.
+        pending: (produced, step, depth) records that wait for more to be produced.
         filling: (step, depth) records of the block in progress.
         per_block: records of one block.
         since_test: blocks completed since the last test.
     """
 
-    produced: int | None = None
-    pending: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    pending: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     filling: list[tuple[int, int]] = msgspec.field(default_factory=list)
     blocks: list[Block] = msgspec.field(default_factory=list)
     per_block: int = 1
@@ -103,14 +103,11 @@ class QueueDecline(Detector):
             "feature": record.plan_position + record.feature_depth,
         }
         for name, track in self._memory.tracks.items():
-            if track.produced is not None and produced[name] > track.produced:
-                for step, depth in track.pending:
-                    self._count(name, track, step=step, depth=depth, context=context)
-                track.pending = []
-            if track.produced is None or produced[name] > track.produced:
-                track.produced = produced[name]
+            while track.pending and produced[name] >= track.pending[0][0] + _IN_FLIGHT:
+                _, step, depth = track.pending.pop(0)
+                self._count(name, track, step=step, depth=depth, context=context)
             if len(track.pending) < _MAX_PENDING:
-                track.pending.append((record.step, depths[name]))
+                track.pending.append((produced[name], record.step, depths[name]))
 
     def _count(self, name: str, track: QueueTrack, *, step: int, depth: int, context: RunContext) -> None:
         track.filling.append((step, depth))

@@ -65,7 +65,9 @@ class RunLength(Detector):
 
     def on_event(self, event: EventLine) -> None:
         """Judge an event."""
-        if event.event == "skip":  # a declared skip joins two stretches: not the plan's run
+        # Positions left out of the plan join two stretches, which is not the plan's run; an update that was only not
+        # applied (it names what was not finite) did consume its batches.
+        if event.event == "skip" and "nonfinite" not in event.details:
             self._memory.bucket = None
 
     def on_step(self, record: StepLine, _context: RunContext, /) -> None:

@@ -125,7 +125,7 @@ def test_three_separate_spikes_in_twenty_steps_are_critical() -> None:
     (critical,) = found(report, "loss spike", severity="critical")
     assert (critical.onset_step, critical.values["alarm_step"]) == (steps[0], steps[2])
     assert critical.values["chance_p"] < 3e-4
-    assert [f.first_step for f in found(report, "loss spike", severity="warn")] == steps
+    assert {batch for f in found(report, "loss spike", severity="warn") for batch in f.batch_ids} == set(steps)
     assert report.decision is not None
     assert set(steps) <= set(report.decision.skip_positions)
 
@@ -226,7 +226,9 @@ def test_a_declared_skip_may_join_two_runs() -> None:
     records = simulate_run(seed=1, steps=300, lr=lambda step: 1e-3, order=order)
     at = next(i for i, r in enumerate(records) if isinstance(r, StepRecord) and r.step == 103)
     skipped = [*records[:at], event("skip", step=103), *records[at:]]
+    not_applied = [*records[:at], event("skip", step=103, details={"nonfinite": ["ce"], "batch_ids": [102]}), *records[at:]]
     assert [f.first_step for f in found(judged(records), "bucket run")] == [100]
+    assert [f.first_step for f in found(judged(not_applied), "bucket run")] == [100]
     assert not found(judged(skipped), "bucket run")
 
 

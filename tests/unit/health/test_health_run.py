@@ -1,0 +1,157 @@
+"""The check of a run's folder: incremental, atomic, and never more than one full reading from the truth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash.errors import DataError, SchemaVersionError
+from dflash.health import check_run
+from dflash.health import run as run_module
+from dflash.health.reader import TAIL_BYTES, LogCursor, ReadResult, read_new
+from dflash.records import Decision, HealthReport, RunPaths, from_json
+from tests.support.health_runs import CLEAN_STEPS, config, end_of, healthy, judged
+from tests.support.log_simulator import log_lines, nonfinite, write_log
+
+RUN = healthy(seed=6, steps=700)
+CONFIG = config()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def check(paths: RunPaths, *, ended: bool = True, now_s: float | None = None) -> HealthReport:
+    return check_run(paths, CONFIG, now_s=end_of(RUN) if now_s is None else now_s, ended=ended, clean_steps=CLEAN_STEPS)
+
+
+def written(paths: RunPaths) -> HealthReport:
+    return from_json(HealthReport, (paths.health_dir / "report.json").read_text(), origin="report.json")
+
+
+def test_the_report_is_written_as_it_is_returned(paths: RunPaths) -> None:
+    write_log(paths.log, RUN)
+    report = check(paths)
+    assert report.verdict == "healthy"
+    assert report.run == paths.root.name
+    assert written(paths) == report
+    assert (paths.health_dir / "report.html").read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in paths.health_dir.iterdir()) == ["report.html", "report.json", "state.json"]
+
+
+def test_many_checks_end_where_one_check_ends_and_read_each_byte_once(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    bytes_read = 0
+
+    def counted(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
+        nonlocal bytes_read
+        result = read_new(path, cursor, max_bytes=max_bytes)
+        bytes_read += result.bytes_read
+        return result
+
+    monkeypatch.setattr(run_module, "read_new", counted)
+    log = log_lines(nonfinite(RUN, steps=[300], skipped=True))
+    paths.log.write_bytes(b"")
+    cuts = [*range(0, len(log), 41_000), len(log)]
+    unfinished = 0
+    for first, last in zip(cuts, cuts[1:], strict=False):
+        with paths.log.open("ab") as file:
+            file.write(log[first:last])
+        unfinished += last - (log.rfind(b"\n", 0, last) + 1)
+        check(paths, ended=last == len(log))
+    assert written(paths) == judged_as(paths, log)
+    assert bytes_read <= len(log) + unfinished + TAIL_BYTES * len(cuts)
+
+
+def judged_as(paths: RunPaths, log: bytes) -> HealthReport:
+    fresh = RunPaths(paths.root / "fresh" / paths.root.name)
+    fresh.root.mkdir(parents=True)
+    fresh.log.write_bytes(log)
+    return check(fresh)
+
+
+def test_bytes_and_records_are_judged_alike(paths: RunPaths) -> None:
+    write_log(paths.log, RUN)
+    assert check(paths).findings == judged(RUN).findings
+
+
+def test_damage_gives_a_decision_that_is_written_once(paths: RunPaths) -> None:
+    write_log(paths.log, nonfinite(RUN, steps=range(650, 660), skipped=True))
+    first = check(paths).decision
+    assert first is not None
+    (file,) = (paths.health_dir / "decisions").iterdir()
+    assert file.name == f"{first.key}.json"
+    assert from_json(Decision, file.read_text(), origin="decision") == first
+    stamp = file.stat().st_mtime_ns
+    assert check(paths).decision == first
+    assert file.stat().st_mtime_ns == stamp
+
+
+def test_the_page_is_drawn_again_only_when_due_or_when_something_new_is_found(paths: RunPaths) -> None:
+    page = paths.health_dir / "report.html"
+    start = end_of(RUN)
+    lines = log_lines(RUN).splitlines(keepends=True)
+    nan = log_lines(nonfinite(RUN, steps=[650], skipped=True)).splitlines(keepends=True)
+    at = next(i for i, (a, b) in enumerate(zip(lines, nan, strict=True)) if a != b)
+
+    def drawn(after_s: float, *, ended: bool = False) -> bool:
+        before = page.stat().st_mtime_ns if page.exists() else None
+        check(paths, ended=ended, now_s=start + after_s)
+        return page.stat().st_mtime_ns != before
+
+    paths.log.write_bytes(b"".join(nan[:at]))
+    assert drawn(0)
+    assert not drawn(10)
+    paths.log.write_bytes(b"".join(nan[: at + 1]))
+    assert drawn(20)
+    assert not drawn(30)
+    assert drawn(20 + CONFIG.health.report_interval_s)
+    assert drawn(82, ended=True)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"checker":{},"cursor":3}', "\x00\x01"])
+def test_a_damaged_state_costs_a_full_reading_and_nothing_else(paths: RunPaths, content: str) -> None:
+    write_log(paths.log, RUN)
+    expected = check(paths)
+    (paths.health_dir / "state.json").write_text(content)
+    assert check(paths) == expected
+    assert json.loads((paths.health_dir / "state.json").read_text())["cursor"]["offset"] == paths.log.stat().st_size
+
+
+def test_other_thresholds_judge_the_whole_log_again(paths: RunPaths) -> None:
+    write_log(paths.log, RUN)
+    check(paths)
+    strict = CONFIG.model_copy(update={"health": CONFIG.health.model_copy(update={"bucket_run": 1})})
+    report = check_run(paths, strict, now_s=end_of(RUN), ended=True, clean_steps=[])
+    assert report.records == 700
+    assert [f for f in report.findings if f.detector == "bucket run"]
+
+
+def test_a_run_without_a_log_yet_is_blind(paths: RunPaths) -> None:
+    report = check(paths, ended=False)
+    assert (report.verdict, report.records, report.last_step) == ("blind", 0, None)
+    assert written(paths) == report
+
+
+def test_a_binary_file_is_blind_not_a_crash(paths: RunPaths) -> None:
+    paths.log.write_bytes(bytes(range(256)) * 50 + b"\n")
+    report = check(paths)
+    assert report.verdict == "blind"
+    assert [f.detector for f in report.findings] == ["step integrity"] * len(report.findings)
+    assert report.findings
+
+
+def test_bad_input_leaves_no_report_behind(paths: RunPaths) -> None:
+    with pytest.raises(DataError, match="no run folder"):
+        check(RunPaths(paths.root / "nowhere"))
+    paths.log.mkdir()
+    with pytest.raises(DataError, match="cannot be read"):
+        check(paths)
+    paths.log.rmdir()
+    write_log(paths.log, RUN)
+    paths.log.write_bytes(paths.log.read_bytes().replace(b'"schema_version":1', b'"schema_version":7'))
+    with pytest.raises(SchemaVersionError, match="schema version 7"):
+        check(paths)
+    assert not paths.health_dir.exists()
