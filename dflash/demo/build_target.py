@@ -106,7 +106,7 @@ def build(recipe: TargetRecipe, *, out: Path, checkpoint_dir: Path | None) -> di
         end_weight=recipe.end_weight,
     )
     conversations, tokens = train(model, stream, recipe=recipe, on_checkpoint=on_checkpoint)
-    final = {**report(recipe.steps), "training_conversations": conversations, "training_tokens": tokens}
+    final = {**report(recipe.steps), "training_conversations": conversations, "training_padded_tokens": tokens}
     save_target(out, model=model, tokenizer=tokenizer, report=final)
     return final
 

@@ -2,7 +2,7 @@
 
 Invariant: exactly the assistant contents and the `<|im_end|>` that closes each of them are supervised. Padding is on the
 right and unsupervised, so causal attention never sees it and no attention mask is needed.
-The price: about 12 % of a step's tokens are padding, because a step mixes chats of all lengths.
+The price: about a quarter of the tokens are padding, because a step mixes chats of all lengths.
 """
 
 from __future__ import annotations

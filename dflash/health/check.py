@@ -26,7 +26,7 @@ from dflash.health.detectors.staleness import stale_finding, staleness_summary
 from dflash.health.history import Curve, History
 from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
 from dflash.health.live import LiveSteps
-from dflash.health.panel import Panel, PanelState
+from dflash.health.panel import Panel, PanelState, Snapshot
 from dflash.health.verdict import Evidence, judge
 from dflash.records import Finding, HealthReport
 
@@ -42,7 +42,7 @@ class CheckerState(msgspec.Struct, frozen=True):
     config: str
     live: LiveSteps
     panel: PanelState
-    snapshots: list[PanelState]
+    snapshots: list[Snapshot]
     integrity: dict[str, Any]
     history: History
     replaced: bool
@@ -62,7 +62,7 @@ class HealthChecker:
         self._config = section_hash(health, train, checkpoint)
         self._integrity = Integrity()
         self._panel = Panel(health, train, checkpoint)
-        self._fresh = self._panel.state(0)
+        self._fresh = self._panel.state()
         self._live = LiveSteps()
         self._history = History()
         self._replaced = False
@@ -134,7 +134,7 @@ class HealthChecker:
             version=STATE_VERSION,
             config=self._config,
             live=self._live,
-            panel=self._panel.state(self._live.last + 1),
+            panel=self._panel.state(),
             snapshots=self._panel.snapshots,
             integrity=self._integrity.state(),
             history=self._history,

@@ -28,11 +28,17 @@ from dflash.records import Finding
 
 
 class PanelState(msgspec.Struct, frozen=True):
-    """State of context and detectors before record `step`, as plain values."""
+    """State of context and detectors, as plain values."""
 
-    step: int
     context: dict[str, Any]
     detectors: dict[str, dict[str, Any]]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state before record `step`, as JSON text: hardly ever needed, so it is carried along unread."""
+
+    step: int
+    state: str
 
 
 class Panel:
@@ -47,7 +53,7 @@ class Panel:
     def __init__(self, health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> None:
         self._config = (health, train)
         self._snapshots_kept = checkpoint.keep_clean + checkpoint.keep_other + 1
-        self.snapshots: list[PanelState] = []
+        self.snapshots: list[Snapshot] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -91,7 +97,7 @@ class Panel:
     def snapshot(self, step: int) -> None:
         """Remember the state before record `step`; only as many as there are checkpoints to go back to."""
         if not self.snapshots or self.snapshots[-1].step < step:
-            self.snapshots.append(self.state(step))
+            self.snapshots.append(Snapshot(step, msgspec.json.encode(self.state()).decode()))
             del self.snapshots[: -self._snapshots_kept]
 
     def rewind(self, step: int) -> None:
@@ -100,7 +106,7 @@ class Panel:
         while self.snapshots and self.snapshots[-1].step > step:
             self.snapshots.pop()
         if self.snapshots:
-            self.load(self.snapshots[-1])
+            self.load(msgspec.json.decode(self.snapshots[-1].state, type=PanelState))
         else:
             self._clear()
         if not self.snapshots or self.snapshots[-1].step < step:
@@ -108,10 +114,10 @@ class Panel:
                 detector.findings = found[detector.name]
                 detector.findings.keep_before(step)
 
-    def state(self, step: int) -> PanelState:
+    def state(self) -> PanelState:
         """Everything but the snapshots."""
         context: dict[str, Any] = msgspec.to_builtins(self.context, str_keys=True)
-        return PanelState(step, context, states_of(self.detectors))
+        return PanelState(context, states_of(self.detectors))
 
     def load(self, state: PanelState) -> None:
         """Go to a state."""

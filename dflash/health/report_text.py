@@ -15,11 +15,11 @@ _MARKS = {"critical": "!!", "warn": " !", "info": "  "}
 
 def render_text(report: HealthReport) -> str:
     """The verdict, the findings and what was checked, in lines of at most 80 characters."""
-    return "\n".join(_lines(report)) + "\n"
+    return "".join(f"{_clean(line)}\n" for line in _lines(report))
 
 
 def _lines(report: HealthReport) -> Iterator[str]:
-    yield f"{report.verdict.upper()}  {_clean(report.run)}"[:WIDTH]
+    yield f"{report.verdict.upper()}  {report.run}"[:WIDTH]
     yield from _wrapped(report.headline, indent="  ")
     yield from _wrapped(VERDICT_MEANS[report.verdict], indent="  ")
     if report.last_step is not None:
@@ -33,9 +33,8 @@ def _lines(report: HealthReport) -> Iterator[str]:
     yield ""
     yield f"{'Checked':<18}{'judged':>9}{'found':>7}  note"
     for row in report.detectors:
-        note = _clean(row.note)
-        room = WIDTH - 36
-        yield f"{row.detector:<18}{row.checked:>9}{row.findings:>7}  {textwrap.shorten(note, room, placeholder=' ...')}".rstrip()
+        note = textwrap.shorten(row.note, WIDTH - 36, placeholder=" ...")
+        yield f"{row.detector:<18}{row.checked:>9}{row.findings:>7}  {note}".rstrip()
 
 
 def _found(report: HealthReport) -> Iterator[str]:
@@ -57,7 +56,7 @@ def _found(report: HealthReport) -> Iterator[str]:
 
 def _wrapped(text: str, *, indent: str, hang: str | None = None) -> list[str]:
     return textwrap.wrap(
-        _clean(text), WIDTH, initial_indent=indent, subsequent_indent=indent if hang is None else hang, break_long_words=True
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent if hang is None else hang, break_long_words=True
     )
 
 

@@ -74,8 +74,9 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, cle
         decision_file = paths.health_dir / "decisions" / f"{report.decision.key}.json"
         if not decision_file.exists():
             write_atomically(decision_file, to_json(report.decision, indent=2).encode())
-    state = SavedCheck(checker=checker.state(), cursor=cursor, drawn_at_s=drawn_at_s, drawn=shows)
-    write_atomically(state_file, msgspec.json.encode(state))
+    if saved is None or cursor != saved.cursor or drawn_at_s != saved.drawn_at_s:
+        state = SavedCheck(checker=checker.state(), cursor=cursor, drawn_at_s=drawn_at_s, drawn=shows)
+        write_atomically(state_file, msgspec.json.encode(state))
     return report
 
 

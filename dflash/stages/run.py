@@ -16,6 +16,7 @@ from dflash.errors import RunStateError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text
 from dflash.train.doctor import require_ready
+from dflash.train.requests import halted_by
 from dflash.train.runs import run_is_live
 
 
@@ -44,7 +45,7 @@ def open_run(config: Config) -> Run:
     The pre-flight checks come first, so a configuration that cannot work leaves no folder behind.
 
     Raises:
-        RunStateError: the unfinished run is being trained by a live supervisor.
+        RunStateError: the unfinished run is being trained by a live supervisor, or it was halted.
         DflashError: a pre-flight check failed: devices, target, inputs, memory or disk.
     """
     require_ready(config)
@@ -60,6 +61,7 @@ def open_run(config: Config) -> Run:
                     f"run {newest.root} is being trained right now",
                     remedy="wait for it, stop it, or use another run.name",
                 )
+            _refuse_halted(newest)
             return Run(paths=newest, config=config, resumed=newest.log.exists())
     paths = RunPaths(root / f"{config.run.name}-{max(numbered, default=0) + 1:03d}")
     paths.root.mkdir(parents=True)
@@ -82,6 +84,16 @@ def reopen_run(run_dir: str | Path) -> Run:
 def list_runs(root: str | Path) -> list[Path]:
     """Folders of all runs under `root`, by name."""
     return sorted(path.parent for path in Path(root).glob("*/config.yaml"))
+
+
+def _refuse_halted(paths: RunPaths) -> None:
+    request = halted_by(paths)
+    if request is not None:
+        raise RunStateError(
+            f"run {paths.root} was halted by {request.requested_by}: {request.reason}",
+            remedy=f"read {paths.health_dir / 'report.html'}; begin anew under another run.name, or remove "
+            f"{paths.requests_dir / request.key}.json to continue this run all the same",
+        )
 
 
 def note_reused(paths: RunPaths, what: str) -> None:

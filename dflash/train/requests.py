@@ -40,6 +40,17 @@ def acknowledge(paths: RunPaths, key: str, *, outcome: str) -> None:
     atomic_write_text(_ack_file(paths, key), json.dumps(payload, indent=2) + "\n")
 
 
+def halted_by(paths: RunPaths) -> ControlRequest | None:
+    """The request that halted this run, None if none did; a halted run is not continued as if it had crashed."""
+    for ack in sorted(paths.requests_dir.glob(f"*{_ACK_SUFFIX}")):
+        file = ack.with_name(f"{ack.name.removesuffix(_ACK_SUFFIX)}.json")
+        if file.is_file():
+            request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
+            if request.action == "halt":
+                return request
+    return None
+
+
 def _read(paths: RunPaths, file: Path) -> ControlRequest | None:
     try:
         request = from_json(ControlRequest, file.read_bytes(), origin=str(file))

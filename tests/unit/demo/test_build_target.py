@@ -59,7 +59,7 @@ def test_report_tells_recipe_work_and_rates(built: Path) -> None:
     assert report["recipe"] == dataclasses.asdict(TINY)
     assert report["steps_done"] == 4
     assert report["training_conversations"] == 4 * 8
-    assert 4 * 8 * 20 < report["training_tokens"] < 4 * 8 * 256
+    assert 4 * 8 * 20 < report["training_padded_tokens"] < 4 * 8 * 256
     assert report["heldout_answers"] >= 40
     rates = report["heldout_exact_frac_by_kind"]
     assert all(0.0 <= rate <= 1.0 for rate in rates.values())

@@ -23,6 +23,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from dflash.config import DrafterConfig
@@ -70,6 +72,9 @@ BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral_sliding": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=9)),
     "gemma3_sliding": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=7, layer_types=["sliding_attention"] * 3 + ["full_attention"])
+    ),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
     ),
     "lfm2_conv": lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "conv", "full_attention", "conv"])),
     "qwen3_5_hybrid": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **HYBRID)),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dflash.config import EvaluateConfig
 from dflash.errors import EvaluationError, NotLosslessError
 from dflash.evaluate import contest, write
 from dflash.evaluate.candidates import Candidate, drafter_candidate, lookup_candidate
-from dflash.evaluate.decode import DecodeLimits, plain_decode
+from dflash.evaluate.decode import DecodeLimits, PlainTrace, plain_decode
 from dflash.evaluate.lossless import broken_rollbacks
 from dflash.evaluate.prompts import EvalPrompt
 from dflash.evaluate.run import Evaluation, evaluate_candidates, evaluate_drafter, require_lossless
@@ -153,6 +154,43 @@ def broken_with(true_crop: Any, broken: Any, target: Target, cache: Any, remove:
         broken(cache, remove)
     finally:
         target.crop = patched  # type: ignore[method-assign]
+
+
+def test_a_near_tie_is_counted_reported_and_does_not_spoil_the_result(
+    target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Plain decoding takes another token at one place; the speculative answer is the target's own choice throughout."""
+    plain = contest.plain_decode
+    odd_one = questions()[3].prompt_ids
+
+    def otherwise(own: Target, prompt_ids: Sequence[int], *, limits: DecodeLimits) -> PlainTrace:
+        trace = plain(own, prompt_ids, limits=limits)
+        if tuple(prompt_ids) != odd_one or limits.max_new_tokens < 16:
+            return trace
+        return replace(trace, tokens=(*trace.tokens[:10], (trace.tokens[10] + 1) % 61, *trace.tokens[11:]))
+
+    monkeypatch.setattr(contest, "plain_decode", otherwise)
+    candidate = lookup_candidate(target, block_size=6)
+    evaluation = evaluate_drafter(target, candidate, questions(), evaluate=SETTINGS, stop_ids=(), progress=quiet)
+    assert evaluation.result.differing_prompts == evaluation.result.near_tie_prompts == 1
+    assert evaluation.result.lossless
+    assert set(evaluation.near_ties) == {3} and evaluation.near_ties[3].position == 10
+    write_evaluation(evaluation, tmp_path)
+    (told,) = json.loads((tmp_path / "evidence.json").read_text())["differing_prompts"]
+    assert told["prompt"] == "q3" and told["first_differing_token"] == 10 and told["excused"]
+    rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert [row["equals_plain"] for row in rows] == [True, True, True, False, True]
+
+
+def test_a_target_in_bfloat16_is_measured_and_its_differences_are_counted(target: Target) -> None:
+    half = make_target("qwen3")
+    half.model.to(torch.bfloat16)
+    drafter = drafter_candidate(half, make_drafter(), block_size=4, mask_token_id=MASK_ID, label="untrained", step=0)
+    evaluation = evaluate_drafter(half, drafter, questions(), evaluate=SETTINGS, stop_ids=(), progress=quiet)
+    assert not evaluation.state.judged
+    assert 0 <= evaluation.result.near_tie_prompts <= evaluation.result.differing_prompts <= 5
+    assert evaluation.result.block_size == 4
+    assert max(evaluation.table.drafted) == 3
 
 
 def test_an_answer_that_ends_at_once_has_nothing_to_measure(target: Target) -> None:

@@ -72,9 +72,9 @@ def test_the_verdict_comes_first_then_the_decision_then_the_findings() -> None:
         "Training is damaged",
         "Decision: halt",
         "Loss over the run",
-        "has not come back",
-        "Buckets",
-        "What was checked",
+        "card finding critical",
+        "<h2>Buckets",
+        "<h2>What was checked",
     ]
     places = [PAGE.index(text) for text in order]
     assert places == sorted(places)

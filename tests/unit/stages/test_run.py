@@ -10,9 +10,10 @@ import pytest
 
 from dflash.config import Config, parse_config
 from dflash.errors import DflashError, RunStateError
-from dflash.records import RunPaths
+from dflash.records import ControlRequest, RunPaths, to_json
 from dflash.stages import list_runs, open_run, reopen_run
 from dflash.stages.run import note_reused, read_reused
+from dflash.train.requests import acknowledge
 
 
 def config_in(root: Path, **overrides: object) -> Config:
@@ -45,7 +46,7 @@ def test_a_name_that_continues_another_one_is_not_confused_with_it(tmp_path: Pat
 def test_a_run_that_is_being_trained_is_refused(tmp_path: Path) -> None:
     run = open_run(config_in(tmp_path))
     code = (
-        "import sys; from pathlib import Path; from dflash.records import RunPaths; from dflash.train.runs import hold_run\n"
+        "import sys; from pathlib import Path; from dflash.records import ControlRequest, RunPaths, to_json; from dflash.train.runs import hold_run\n"
         "with hold_run(RunPaths(Path(sys.argv[1]))): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(run.paths.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -57,6 +58,19 @@ def test_a_run_that_is_being_trained_is_refused(tmp_path: Path) -> None:
     finally:
         holder.communicate()
     assert open_run(config_in(tmp_path)).name == "demo-001", "the lock dies with its process"
+
+
+def test_a_halted_run_is_not_continued_as_if_it_had_crashed(tmp_path: Path) -> None:
+    run = open_run(config_in(tmp_path))
+    request = ControlRequest(key="halt-1", action="halt", reason="loss is not finite", requested_at="now", requested_by="test")
+    run.paths.requests_dir.mkdir(parents=True)
+    (run.paths.requests_dir / "halt-1.json").write_text(to_json(request))
+    assert open_run(config_in(tmp_path)).name == "demo-001", "asked for, but not carried out"
+    acknowledge(run.paths, "halt-1", outcome="the trainer is stopped")
+    with pytest.raises(RunStateError, match=r"halted by test: loss is not finite"):
+        open_run(config_in(tmp_path))
+    (run.paths.requests_dir / "halt-1.json").unlink()
+    assert open_run(config_in(tmp_path)).name == "demo-001"
 
 
 def test_a_configuration_that_cannot_work_leaves_no_folder(tmp_path: Path) -> None:
