@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## the main job, end to end, on this machine (about 6 minutes)
+demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
 	@$(BIN)/python -m flows.train --config configs/demo.yaml
 
 test: $(STAMP) ## the test-suite

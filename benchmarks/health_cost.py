@@ -107,8 +107,8 @@ def _figures(seconds: dict[str, list[float]], *, steps: int, log_bytes: int, sta
         "state_bytes": state_bytes,
         "cold_records_per_s": round(steps / statistics.median(seconds["cold"])),
     }
-    for name in seconds:
-        figures |= _spread(f"{name}_ms", [1000 * value for value in seconds[name]])
+    for name, values in seconds.items():
+        figures |= _spread(f"{name}_ms", [1000 * value for value in values])
     figures |= _spread("cold_vs_raw_typed", ratio("cold", "raw_typed"))
     figures |= _spread("cold_vs_stdlib_json", ratio("cold", "stdlib_json"))
     figures |= _spread("new_records_vs_raw_typed", ratio("new_records", "raw_new_records"))

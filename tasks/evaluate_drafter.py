@@ -7,7 +7,8 @@ from prefect import task
 from dflash.records import EvaluationResult
 from dflash.stages import evaluate_stage, open_bench, reopen_run
 from tasks.policies import EVALUATE_TIMEOUT_S, NEVER_CACHED, is_transient
-from tasks.reporting import ProgressReport, table
+from tasks.progress import ProgressReport
+from tasks.reporting import table
 
 
 @task(
@@ -22,8 +23,9 @@ from tasks.reporting import ProgressReport, table
 def evaluate_drafter(run_dir: str) -> list[EvaluationResult]:
     """Measure the drafter before and after training; one task for both, because they share the loaded target."""
     run = reopen_run(run_dir)
-    bench, progress = open_bench(run), ProgressReport("evaluation-progress")
-    results = [evaluate_stage(run, bench, which=which, progress=progress) for which in ("untrained", "trained")]
+    with ProgressReport("evaluation-progress") as progress:
+        bench = open_bench(run)
+        results = [evaluate_stage(run, bench, which=which, progress=progress) for which in ("untrained", "trained")]
     table("evaluation", [_row(result) for result in results], description=f"acceptance of {run.name} on held-out prompts")
     return results
 

@@ -1,26 +1,28 @@
 """A flow as a plain program: which Prefect server it talks to, what it prints, how it ends.
 
-Hard decision: a server named by PREFECT_API_URL is used and must answer; the one of `prefect.toml` is used if it
-answers; otherwise Prefect's temporary server serves this one run, so nothing has to be set up by hand.
+Hard decision: a server named by PREFECT_API_URL is used and must answer; the one that infra/local/up started for this
+checkout is used while it answers; otherwise a temporary server serves this one run, so nothing has to be set up by hand.
+Whatever else listens on Prefect's usual port belongs to somebody else and is left alone.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
-from urllib.error import URLError
+from pathlib import Path
 
 from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import PrefectConsoleHandler
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError
+from tasks.server import answers, temporary_server
 
-PROBE_TIMEOUT_S = 2.0
+EXIT_SIGINT = 130
 QUIET_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
@@ -45,27 +47,37 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
     except ParameterTypeError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to continue", file=sys.stderr)
+        return EXIT_SIGINT
     return EXIT_OK
 
 
 @contextlib.contextmanager
 def _server() -> Iterator[None]:
-    configured = get_current_settings().api.url
-    if "PREFECT_API_URL" in os.environ or configured is None or _answers(configured):
-        print(f"Prefect: {configured or 'temporary server'}", flush=True)
-        yield
+    api_url = os.environ.get("PREFECT_API_URL") or _local_server()
+    if api_url is not None:
+        print(f"Prefect: {api_url.removesuffix('/api')}", flush=True)
+        with temporary_settings({PREFECT_API_URL: api_url}):
+            yield
         return
     print("Prefect: starting a temporary server (about 15 s)", flush=True)
-    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+    kept = contextlib.ExitStack()
+    # Stopped when the interpreter ends and not with this block: Prefect's threads send the last states and logs in between.
+    atexit.register(kept.close)
+    api_url = kept.enter_context(temporary_server())
+    with temporary_settings({PREFECT_API_URL: api_url}):
+        print(f"Prefect: {api_url.removesuffix('/api')} while this runs", flush=True)
         yield
 
 
-def _answers(api_url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{api_url}/health", timeout=PROBE_TIMEOUT_S) as response:  # noqa: S310 - http(s) from settings
-            return bool(response.status == 200)
-    except (URLError, OSError, ValueError):
-        return False
+def _local_server() -> str | None:
+    """The server that infra/local/up recorded, if it still answers."""
+    record = Path(os.environ.get("DFLASH_LOCAL_DIR", ".local")) / "prefect-api-url"
+    if not record.is_file():
+        return None
+    api_url = record.read_text(encoding="utf-8").strip()
+    return api_url if answers(api_url) else None
 
 
 def _plain_console() -> None:

@@ -7,20 +7,21 @@ from prefect import task
 from dflash.stages import TrainStage, reopen_run, train_stage
 from dflash.train.progress import TrainProgress
 from tasks.policies import NEVER_CACHED
-from tasks.reporting import ProgressReport, markdown
+from tasks.progress import ProgressReport
+from tasks.reporting import markdown
 
 
 # No retries (the checkpoints resume) and no timeout (a training may take weeks; the health check watches it).
 @task(name="train", retries=0, tags=["dflash", "training"], **NEVER_CACHED)
 def train_drafter(run_dir: str) -> TrainStage:
     """Train to the end of the plan, continuing from the newest durable checkpoint if there is one."""
-    report = ProgressReport("training-progress")
+    with ProgressReport("training-progress") as report:
 
-    def on_progress(progress: TrainProgress) -> None:
-        if progress.total_steps:  # zero until the trainer has started
-            report.show("training", progress.step, progress.total_steps, detail=_detail(progress))
+        def on_progress(progress: TrainProgress) -> None:
+            if progress.total_steps:  # zero until the trainer has started
+                report.show("training", progress.step, progress.total_steps, detail=_detail(progress))
 
-    outcome = train_stage(reopen_run(run_dir), on_progress=on_progress)
+        outcome = train_stage(reopen_run(run_dir), on_progress=on_progress)
     cells = (
         f"{outcome.steps} | {outcome.train_time_s:.0f} s | {outcome.wait_frac:.1%} | {outcome.restarts} | `{outcome.checkpoint}`"
     )

@@ -90,7 +90,7 @@ class DrafterConfig(Section):
     def _shape_is_consistent(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
+                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd: RoPE rotates pairs")

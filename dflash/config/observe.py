@@ -12,7 +12,8 @@ from dflash.config.base import Section
 class SpikeConfig(Section):
     """Thresholds of the per-bucket loss and gradient detectors (z-scores of logarithms)."""
 
-    baseline_points: int = Field(64, ge=8, description="Accepted points that a bucket's baseline holds.")
+    baseline_points: int = Field(64, ge=8, description="Accepted points that a bucket's spread is taken from.")
+    level_points: int = Field(16, ge=4, description="Newest of them, whose median is the usual value.")
     min_points: int = Field(24, ge=4, description="Points before a bucket is judged (its warm-up).")
     loss_floor: float = Field(0.08, gt=0, description="Smallest scale of log-loss.")
     grad_floor: float = Field(0.15, gt=0, description="Smallest scale of the log gradient norm.")

@@ -61,7 +61,7 @@ def prepare_stage(run: Run, *, progress: Progress) -> DataStage:
     config = run.config
     prepared = build_data(config, progress=progress)
     prepare_run(config, run.paths, data_dir=prepared.dir, fingerprint=prepared.manifest.fingerprint)
-    if prepared.reused and not run.resumed:
+    if prepared.reused and not run.paths.log.exists():  # a resumed run finds its own data set again: nothing to tell
         note_reused(run.paths, f"data set {prepared.dir.name} ({prepared.manifest.samples} samples)")
     return describe_data(prepared)
 

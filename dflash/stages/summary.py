@@ -82,7 +82,7 @@ def closing_text(run: Run, summary: RunSummary) -> str:
 
 
 def _python_command() -> str:
-    """This interpreter as a person would type it here: the project's own environment is rarely activated."""
+    """The interpreter as a person would type it here: the project's own environment is rarely activated."""
     executable, here = Path(sys.executable), Path.cwd()
     return str(executable.relative_to(here)) if executable.is_relative_to(here) else str(executable)
 

@@ -26,6 +26,9 @@ from dflash.tracking.state import NO_STEP
 ItemT = TypeVar("ItemT")
 
 MAX_PARAMS_PER_CALL = 100
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Opens the experiment's page on its training curves; without it the user interface shows an empty page of traces."""
+
 MAX_METRICS_PER_CALL = 1000
 MAX_DIGEST_LENGTH = 36  # limits of MLflow's API
 
@@ -85,7 +88,7 @@ class Store:
         if found is None:
             location = artifact_root.resolve().as_uri() if artifact_root is not None else None
             try:
-                return str(self._client.create_experiment(name, artifact_location=location))
+                return str(self._client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
             except _mlflow_exception():
                 # Another run may have created it in between; anything else fails again in the next line.
                 found = self._client.get_experiment_by_name(name)

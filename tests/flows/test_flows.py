@@ -83,7 +83,7 @@ def test_the_library_log_reaches_prefect(config_file: Path, stages: FakeStages) 
     with get_client(sync_client=True) as client:
         run_id = state.state_details.flow_run_id
         logs = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
-    assert any("answers" in entry.message and entry.name == "tasks.reporting" for entry in logs)
+    assert any("answers" in entry.message and entry.name == "tasks.progress" for entry in logs)
 
 
 @pytest.mark.parametrize(

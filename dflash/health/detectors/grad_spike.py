@@ -77,6 +77,7 @@ class GradSpike(Detector):
             baseline = self._memory.baselines[key] = Baseline(
                 capacity=self._spike.baseline_points,
                 min_points=self._spike.min_points,
+                newest=self._spike.level_points,
                 floor=self._spike.grad_floor,
                 winsor_z=self._spike.grad_z,
             )

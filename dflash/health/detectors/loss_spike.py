@@ -25,7 +25,6 @@ GRAD_LEAD_STEPS = 2  # the gradient leads the loss by a step or two
 _TINY = 1e-30
 _MAX_IDS = 64
 _PRIOR_SPIKES, _PRIOR_POINTS = 1.0, 100.0  # a young run's rate of spikes
-_ALMOST_FRAC = 0.75  # of the spike limit: points that high show how often spikes are to be expected
 
 
 class OpenSpike(msgspec.Struct):
@@ -126,7 +125,7 @@ class LossSpike(Detector):
         baseline = memory.baselines.get(batch.bucket)
         if baseline is None:
             baseline = memory.baselines[batch.bucket] = Baseline(
-                capacity=s.baseline_points, min_points=s.min_points, floor=s.loss_floor, winsor_z=s.loss_z
+                capacity=s.baseline_points, min_points=s.min_points, newest=s.level_points, floor=s.loss_floor, winsor_z=s.loss_z
             )
         spike = memory.open.get(batch.bucket)
         level = baseline.level()
@@ -232,7 +231,9 @@ class LossSpike(Detector):
             self.findings.amend(memory.cluster, last_step=record.step, spikes=len(memory.recent))
             return
         first = memory.recent[0]
-        rate = self._usual_rate(first)
+        usual = memory.spikes - len(memory.recent)
+        # The run's own rate before the cluster, two deviations up.
+        rate = (usual + 2 * math.sqrt(usual) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
         points = max(len(memory.recent), s.cluster_steps * len(record.micro_batches))
         chance = binomial_tail(len(memory.recent), points, rate)
         if chance >= s.chance_p:
@@ -248,14 +249,3 @@ class LossSpike(Detector):
             usual_spikes_per_point=rate,
             chance_p=chance,
         )
-
-    def _usual_rate(self, first: Onset) -> float:
-        """Spikes to be expected a point: from the run's past, and from how high the points of the baselines lie.
-
-        The past alone flatters: while the loss still falls steeply its spread is wide and nothing stands out.
-        """
-        memory = self._memory
-        seen = memory.spikes - len(memory.recent)
-        past = (seen + 2 * math.sqrt(seen) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)  # two deviations up
-        counts = [baseline.newest_above(_ALMOST_FRAC * self._spike.loss_z) for baseline in memory.baselines.values()]
-        return max(past, sum(high for high, _ in counts) / sum(held for _, held in counts))

@@ -46,7 +46,7 @@ def test_a_name_that_continues_another_one_is_not_confused_with_it(tmp_path: Pat
 def test_a_run_that_is_being_trained_is_refused(tmp_path: Path) -> None:
     run = open_run(config_in(tmp_path))
     code = (
-        "import sys; from pathlib import Path; from dflash.records import ControlRequest, RunPaths, to_json; from dflash.train.runs import hold_run\n"
+        "import sys; from pathlib import Path; from dflash.records import RunPaths; from dflash.train.runs import hold_run\n"
         "with hold_run(RunPaths(Path(sys.argv[1]))): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(run.paths.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
