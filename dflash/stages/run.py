@@ -1,23 +1,26 @@
 """Runs: which folder a configuration trains in, and whether that continues an unfinished one.
 
 A run is `<run.root>/<run.name>-NNN`. A configuration continues its newest run while that run has no
-`summary.json` and nobody trains it; otherwise it gets the next number. Data sets are shared by runs.
+`summary.json`, nobody trains it and it decides the same numbers; otherwise it gets the next number. Data sets are shared by runs.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.config import Config, dump_config, load_config
-from dflash.errors import RunStateError
+from dflash.errors import ConfigError, RunStateError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text
 from dflash.train.doctor import require_ready
 from dflash.train.requests import halted_by
-from dflash.train.runs import run_is_live
+from dflash.train.runs import run_is_live, training_hash
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,7 @@ def open_run(config: Config) -> Run:
     text = dump_config(config)
     if numbered:
         newest = RunPaths(numbered[max(numbered)])
-        same = newest.config.is_file() and newest.config.read_text(encoding="utf-8") == text
-        if same and not newest.summary.exists():
+        if not newest.summary.exists() and _trains_the_same(newest, config):
             if run_is_live(newest):
                 raise RunStateError(
                     f"run {newest.root} is being trained right now",
@@ -84,6 +86,15 @@ def reopen_run(run_dir: str | Path) -> Run:
 def list_runs(root: str | Path) -> list[Path]:
     """Folders of all runs under `root`, by name."""
     return sorted(path.parent for path in Path(root).glob("*/config.yaml"))
+
+
+def _trains_the_same(paths: RunPaths, config: Config) -> bool:
+    """Whether a run's configuration decides the same numbers; what only observes (health, evaluation) may differ."""
+    try:
+        return training_hash(load_config(paths.config)) == training_hash(config)
+    except ConfigError as error:
+        logger.warning("%s is left alone: %s", paths.root, error.what)
+        return False
 
 
 def _refuse_halted(paths: RunPaths) -> None:

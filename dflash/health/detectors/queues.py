@@ -28,6 +28,7 @@ _MIN_BLOCKS = 12  # blocks from the settled level on before a trend is tested
 _SETTLED_PERCENTILE = 95  # of the block means: passes over the short peaks while the consumer is held up
 _FILLED_FRAC = 0.95  # a queue has filled once it reaches this much of its settled level
 _MAX_PENDING = 512
+_FURTHEST = 4  # a trend is not drawn out to more than this many times the span it was seen over
 _IN_FLIGHT = 16  # more batches than are ever between the queues of one replica
 
 
@@ -136,7 +137,9 @@ class QueueDecline(Detector):
             return
         p = mann_kendall_decline_p(tested)
         slope, fitted = theil_sen(tested)
-        level = max(0.0, min(fitted, sum(means[-_LEVEL_BLOCKS:]) / _LEVEL_BLOCKS))
+        newest = means[-_LEVEL_BLOCKS:]
+        # The fitted line ahead of the mean, which lags, but never below what was really seen.
+        level = max(min(newest), min(fitted, sum(newest) / len(newest)))
         last_step = track.blocks[-1].last_step
         steps_per_block = (last_step - track.blocks[start].first_step + 1) / len(tested)
         falls = p < self._p and slope < 0
@@ -144,7 +147,8 @@ class QueueDecline(Detector):
         low = level < self._level_frac * track.settled
         # Half way to the level: a trend that leads nowhere yet is not worth a warning, however significant.
         sinks = level < (1 + self._level_frac) / 2 * track.settled
-        runs_dry = empty_step is not None and context.total_steps is not None and empty_step < context.total_steps
+        horizon = min(context.total_steps or 0, last_step + _FURTHEST * (last_step - track.blocks[start].first_step))
+        runs_dry = empty_step is not None and empty_step < horizon
         if falls and (low or (sinks and runs_dry)):
             full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
             onset = track.blocks[full].last_step

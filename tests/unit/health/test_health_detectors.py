@@ -218,12 +218,10 @@ class TestContext:
         assert context.batches_between(0, 10) == (20, 21)
         assert context.batches_between(40, 50) == ()
 
-    @pytest.mark.parametrize(
-        ("step", "steps", "expected"), [(5, 2, 4.0), (5, 1, 4.0), (4, 2, 3.0), (1, 2, 0.0), (0, 2, None), (9, 2, None)]
-    )
+    @pytest.mark.parametrize(("step", "steps", "expected"), [(5, 2, 4.0), (5, 1, 4.0), (4, 2, 3.0), (1, 2, 0.0), (0, 2, None)])
     def test_the_gradient_before_a_step_looks_only_back(self, step: int, steps: int, expected: float | None) -> None:
         context = RunContext()
-        for number in range(6):
+        for number in range(step + 1):
             context.see_step(step_line(number))
             context.set_grad_z(float(number))
         assert context.grad_z_before(step, steps=steps) == expected

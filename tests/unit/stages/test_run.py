@@ -37,6 +37,18 @@ def test_another_configuration_gets_its_own_folder(tmp_path: Path) -> None:
     assert open_run(config_in(tmp_path, **{"train.lr": 0.001})).name == "demo-002"
 
 
+def test_a_setting_that_only_observes_continues_the_run(tmp_path: Path) -> None:
+    open_run(config_in(tmp_path))
+    assert open_run(config_in(tmp_path, **{"health.check_interval_s": 1.0})).name == "demo-001"
+
+
+def test_a_folder_whose_configuration_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
+    run = open_run(config_in(tmp_path))
+    run.paths.config.write_text("from: another version\n")
+    assert open_run(config_in(tmp_path)).name == "demo-002"
+    assert run.paths.config.read_text() == "from: another version\n"
+
+
 def test_a_name_that_continues_another_one_is_not_confused_with_it(tmp_path: Path) -> None:
     (tmp_path / "demo-long-007").mkdir()
     (tmp_path / "demo-9").mkdir()
