@@ -28,7 +28,8 @@ _MIN_BLOCKS = 12  # blocks from the settled level on before a trend is tested
 _SETTLED_PERCENTILE = 95  # of the block means: passes over the short peaks while the consumer is held up
 _FILLED_FRAC = 0.95  # a queue has filled once it reaches this much of its settled level
 _MAX_PENDING = 512
-_FURTHEST = 4  # a trend is not drawn out to more than this many times the span it was seen over
+_FURTHEST = 4  # a trend is not drawn out to more than this many times the span it was seen over ...
+_DRAWN_OUT_BLOCK = 8  # ... nor before blocks hold this many records: one tooth of a saw is no trend
 _IN_FLIGHT = 16  # more batches than are ever between the queues of one replica
 
 
@@ -148,7 +149,7 @@ class QueueDecline(Detector):
         # Half way to the level: a trend that leads nowhere yet is not worth a warning, however significant.
         sinks = level < (1 + self._level_frac) / 2 * track.settled
         horizon = min(context.total_steps or 0, last_step + _FURTHEST * (last_step - track.blocks[start].first_step))
-        runs_dry = empty_step is not None and empty_step < horizon
+        runs_dry = empty_step is not None and empty_step < horizon and track.per_block >= _DRAWN_OUT_BLOCK
         if falls and (low or (sinks and runs_dry)):
             full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
             onset = track.blocks[full].last_step

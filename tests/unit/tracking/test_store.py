@@ -82,6 +82,8 @@ def test_a_run_is_in_the_store_with_everything_that_makes_it_comparable(root: Pa
     assert run.data.metrics["eval/trained/acceptance_length"] == 3.25
     artifacts = {item.path for folder in ("data", "summary") for item in store.list_artifacts(tracker.run_id, folder)}
     assert artifacts == {"data/manifest.json", "summary/summary.json"}
+    experiment = store.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development", "the UI opens on training runs"
     assert (root / "mlartifacts").is_dir(), "artifacts lie beside the runs"
 
 
