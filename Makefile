@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
+# Test processes at once; one a core, because everything in a test uses one thread.
+WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tiny models are fastest on one thread a process; telemetry stays off everywhere.
@@ -31,7 +33,7 @@ demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
 	@$(BIN)/python -m flows.train --config configs/demo.yaml
 
 test: $(STAMP) ## the test-suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

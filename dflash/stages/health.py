@@ -36,7 +36,7 @@ def health_stage(run_dir: str | Path, *, act: bool, ended: bool | None) -> Healt
     live = run_is_live(paths)
     finished = not live if ended is None else ended
     with (paths.health_dir / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a check takes milliseconds; two at once would interleave their state
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second at most; two checks at once would interleave their state
         report = check_run(paths, run.config, now_s=time.time(), ended=finished, clean_steps=clean_steps(paths.ledger))
         if act and live and report.decision is not None:
             _request(paths, report, report.decision)

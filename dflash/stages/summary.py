@@ -14,7 +14,7 @@ from dflash.model.export import ExportDtype, export_drafter
 from dflash.model.target_info import read_target_info
 from dflash.records import RunPaths, RunSummary, from_json, to_json
 from dflash.stages.evaluate import load_result
-from dflash.stages.health import load_report
+from dflash.stages.health import health_stage
 from dflash.stages.run import Run, read_reused
 from dflash.stages.tracking import tracker_of
 from dflash.storage import atomic_write_text
@@ -22,7 +22,7 @@ from dflash.train.follow import LogFollower
 
 
 def summarise_stage(run: Run) -> RunSummary:
-    """Export the drafter, gather a run's results, log them and write `summary.json`.
+    """Judge the finished log once more, export the drafter, gather a run's results, log them and write `summary.json`.
 
     Raises:
         RunStateError: a stage is missing.
@@ -32,10 +32,11 @@ def summarise_stage(run: Run) -> RunSummary:
     step = newest_durable(paths.checkpoints_dir, current_states(read_ledger(paths.ledger)))
     if step is None:
         raise RunStateError(f"run {paths.root} was never trained", remedy="train first: python -m dflash train CONFIG")
+    report = health_stage(paths.root, act=False, ended=True)
     export_checkpoint(run, paths.checkpoint(step))
     tracker = tracker_of(run)
     tracker.connect()
-    summary = _gather(paths, step, mlflow_run_id=tracker.run_id)
+    summary = _gather(paths, step, health_verdict=report.verdict, mlflow_run_id=tracker.run_id)
     atomic_write_text(paths.summary, to_json(summary, indent=2))
     for file in (paths.summary, paths.config, paths.health_dir / "report.html", paths.health_dir / "report.json"):
         tracker.log_artifact(file, "run")
@@ -87,7 +88,7 @@ def _python_command() -> str:
     return str(executable.relative_to(here)) if executable.is_relative_to(here) else str(executable)
 
 
-def _gather(paths: RunPaths, step: int, *, mlflow_run_id: str | None) -> RunSummary:
+def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: str | None) -> RunSummary:
     trained, untrained = load_result(paths, "trained"), load_result(paths, "untrained")
     plan = load_plan(paths.plan_dir).manifest
     follower = LogFollower(paths.log)
@@ -103,7 +104,7 @@ def _gather(paths: RunPaths, step: int, *, mlflow_run_id: str | None) -> RunSumm
         padding_efficiency=plan.padding_efficiency,
         longest_bucket_run=plan.longest_bucket_run,
         feature_wait_frac=follower.wait_frac(),
-        health_verdict=load_report(paths).verdict,
+        health_verdict=health_verdict,
         checkpoint=str(paths.checkpoint(step)),
         steps=step,
         train_time_s=follower.train_time_s(),

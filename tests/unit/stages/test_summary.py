@@ -14,7 +14,7 @@ from dflash.cli import main
 from dflash.errors import CheckpointError, RunStateError
 from dflash.model.export import import_drafter
 from dflash.records import EvaluationResult, RunPaths, RunSummary, from_json, to_json
-from dflash.stages import Run, closing_text, health_stage, load_result, load_summary, reopen_run, summarise_stage
+from dflash.stages import Run, closing_text, load_report, load_result, load_summary, reopen_run, summarise_stage
 from dflash.stages.run import note_reused
 from dflash.train.follow import LogFollower
 from tests.support.tiny_run import build_tiny_run
@@ -83,7 +83,6 @@ def evaluated(run: Run) -> None:
 
 def test_the_summary_gathers_what_the_stages_left(run: Run) -> None:
     evaluated(run)
-    health_stage(run.paths.root, act=False, ended=True)
     note_reused(run.paths, "data set abc (24 samples)")
     summary = summarise_stage(run)
     follower = LogFollower(run.paths.log)
@@ -96,6 +95,7 @@ def test_the_summary_gathers_what_the_stages_left(run: Run) -> None:
     assert summary.feature_wait_frac == follower.wait_frac()
     assert summary.checkpoint == str(run.paths.checkpoint(summary.steps))
     assert summary.reused == ("data set abc (24 samples)",)
+    assert summary.health_verdict == load_report(run.paths).verdict
     assert summary.mlflow_run_id is None, "tracking is switched off"
     raw = json.loads(run.paths.summary.read_text())
     assert raw["schema_version"] == 1
@@ -103,7 +103,6 @@ def test_the_summary_gathers_what_the_stages_left(run: Run) -> None:
 
 def test_the_export_holds_the_last_checkpoint_bit_for_bit(run: Run) -> None:
     evaluated(run)
-    health_stage(run.paths.root, act=False, ended=True)
     summary = summarise_stage(run)
     stored = load_checkpoint(Path(summary.checkpoint))
     exported = import_drafter(run.paths.export_dir)
@@ -116,18 +115,15 @@ def test_the_export_holds_the_last_checkpoint_bit_for_bit(run: Run) -> None:
 def test_one_lossy_evaluation_makes_the_run_lossy(run: Run) -> None:
     store(run.paths, RESULT, which="trained")
     store(run.paths, replace(RESULT, step=0, lossless=False), which="untrained")
-    health_stage(run.paths.root, act=False, ended=True)
     assert summarise_stage(run).lossless is False
 
 
-@pytest.mark.parametrize("missing", ["trained", "untrained", "health"])
+@pytest.mark.parametrize("missing", ["trained", "untrained"])
 def test_a_missing_stage_is_named_and_nothing_is_written(run: Run, missing: str) -> None:
     if missing != "trained":
         store(run.paths, RESULT, which="trained")
     if missing != "untrained":
         store(run.paths, replace(RESULT, step=0), which="untrained")
-    if missing != "health":
-        health_stage(run.paths.root, act=False, ended=True)
     with pytest.raises(RunStateError, match=missing):
         summarise_stage(run)
     assert not run.paths.summary.exists()
@@ -160,7 +156,6 @@ def test_the_newest_evaluation_counts_by_number_not_by_name(run: Run) -> None:
 
 def test_the_closing_table_names_commands_that_exist(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     evaluated(run)
-    health_stage(run.paths.root, act=False, ended=True)
     text = closing_text(run, summarise_stage(run))
     assert "1.01 -> 2.40" in text
     commands = [line.strip() for line in text.splitlines() if " -m dflash " in line]
@@ -178,7 +173,6 @@ def test_an_unfinished_run_cannot_be_compared(run: Run, capsys: pytest.CaptureFi
 
 def test_a_summary_of_another_version_is_refused(run: Run) -> None:
     evaluated(run)
-    health_stage(run.paths.root, act=False, ended=True)
     raw = json.loads(to_json(summarise_stage(run))) | {"schema_version": 2}
     run.paths.summary.write_text(json.dumps(raw))
     with pytest.raises(Exception, match="schema version 2"):
