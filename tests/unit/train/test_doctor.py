@@ -14,7 +14,7 @@ from dflash.train.doctor import CheckResult, check_devices, describe_config, ren
 
 BASE = """
 target: {mask_token: "<|mask|>"}
-drafter: {rope_theta: 10000}
+drafter: {rope_theta: 1000000}
 data: {num_conversations: 10}
 """
 
@@ -100,12 +100,12 @@ def test_hub_name_is_a_warning_and_files_on_other_stores_are_not_looked_for(base
 
 
 def test_another_rope_base_than_the_targets_is_a_warning(base: list[str]) -> None:
-    config = config_of(base, "drafter.rope_theta=1000000")
+    config = config_of(base, "drafter.rope_theta=10000")
     (warning,) = [result for result in run_checks(config) if result.status == "warn"]
-    assert "1e+06 differs from the target's 10000" in warning.message
+    assert "10000 differs from the target's 1e+06" in warning.message
     text = render_checks(run_checks(config))
     assert "warn  target" in text
-    assert "-> set drafter.rope_theta=10000" in text
+    assert "-> set drafter.rope_theta=1e+06" in text
 
 
 def test_description_holds_counts_and_plan_and_is_json(base: list[str]) -> None:
