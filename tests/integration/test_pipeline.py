@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dflash.errors import EXIT_BLIND
+from dflash.errors import EXIT_BLIND, EXIT_USER_ERROR
 from dflash.records import RunSummary, from_json
 from dflash.stages import load_report, load_result, reopen_run
 
@@ -122,3 +123,15 @@ def test_a_second_run_reuses_the_data_and_gives_the_same_losses(finished: Path, 
     rows = dflash("compare", str(finished), again["run"])
     assert [row["run"] for row in rows] == ["demo-001", "demo-002"]
     assert rows[0]["acceptance_length"] == rows[1]["acceptance_length"]
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(finished / "checkpoints/step-24", tmp_path / "step-24"))
+    weights = bytearray((damaged / "drafter.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (damaged / "drafter.safetensors").write_bytes(weights)
+    before = sorted(finished.rglob("*"))
+    error = dflash("evaluate", str(finished), "--checkpoint", str(damaged), expect=EXIT_USER_ERROR)
+    assert error["error"] == "CheckpointError"
+    assert "drafter.safetensors" in error["what"]
+    assert sorted(finished.rglob("*")) == before, "nothing half-written"

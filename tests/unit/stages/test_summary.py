@@ -11,7 +11,7 @@ import pytest
 
 from dflash.checkpoint import load_checkpoint
 from dflash.cli import main
-from dflash.errors import CheckpointError, RunStateError
+from dflash.errors import CheckpointError, RunStateError, SchemaVersionError
 from dflash.model.export import import_drafter
 from dflash.records import EvaluationResult, RunPaths, RunSummary, from_json, to_json
 from dflash.stages import Run, closing_text, load_report, load_result, load_summary, reopen_run, summarise_stage
@@ -175,6 +175,6 @@ def test_a_summary_of_another_version_is_refused(run: Run) -> None:
     evaluated(run)
     raw = json.loads(to_json(summarise_stage(run))) | {"schema_version": 2}
     run.paths.summary.write_text(json.dumps(raw))
-    with pytest.raises(Exception, match="schema version 2"):
+    with pytest.raises(SchemaVersionError, match="schema version 2"):
         load_summary(run.paths.root)
     assert from_json(RunSummary, json.dumps(raw | {"schema_version": 1}), origin="x").run == run.name
