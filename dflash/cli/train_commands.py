@@ -24,7 +24,8 @@ def _train(arguments: argparse.Namespace) -> int:
     plan = plan_stage(run, data)
 
     def on_progress(progress: TrainProgress) -> None:
-        show("training (steps)", progress.step, progress.total_steps)
+        if progress.total_steps:  # zero until the trainer has started
+            show("training (steps)", progress.step, progress.total_steps)
 
     outcome = train_stage(run, on_progress=on_progress)
     payload = {"run": str(run.paths.root), "resumed": run.resumed} | dataclasses.asdict(outcome)
