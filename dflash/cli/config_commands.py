@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from dflash.cli.arguments import add_command, add_config, add_group, read_config
 from dflash.cli.output import emit
 from dflash.config import dump_config, reference_markdown
+from dflash.errors import EXIT_OK, EXIT_USER_ERROR
 from dflash.storage import atomic_write_text
 
 
@@ -16,6 +18,11 @@ def register(groups: Any) -> None:
     """Add the `config` group."""
     commands = add_group(groups, "config", "check, show and document configurations")
     add_config(add_command(commands, "check", "validate; print parameter counts and the memory plan", _check))
+    add_config(
+        add_command(
+            commands, "doctor", "check this machine against a configuration: devices, target, inputs, memory, disk", _doctor
+        )
+    )
     add_config(add_command(commands, "show", "print the resolved configuration, every default written out", _show))
     reference = add_command(commands, "reference", "print the configuration reference as Markdown", _reference)
     reference.add_argument("--output", type=Path, help="write it to this file instead")
@@ -28,6 +35,14 @@ def _check(arguments: argparse.Namespace) -> int:
     plan = describe_config(config)
     emit(arguments, plan.payload, plan.text)
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from dflash.train.doctor import render_checks, run_checks
+
+    results = run_checks(read_config(arguments))
+    emit(arguments, [dataclasses.asdict(result) for result in results], render_checks(results))
+    return EXIT_USER_ERROR if any(result.status == "fail" for result in results) else EXIT_OK
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -73,6 +73,22 @@ def test_show_prints_the_resolved_tree_with_the_override(tmp_path: Path, capsys:
     assert tree["data"]["num_conversations"] == 3
 
 
+def test_the_doctor_fails_where_this_machine_cannot_run_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    root = f"run.root={tmp_path / 'runs'}"
+    assert main(["config", "doctor", "configs/demo.yaml", root]) == errors.EXIT_OK
+    assert "ok    target" in capsys.readouterr().out
+    command = ["config", "doctor", "configs/demo.yaml", root, "cluster.device=cuda", "--json"]
+    assert main(command) == errors.EXIT_USER_ERROR
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["devices"]["status"] == "fail"
+    assert "2 CUDA devices" in checks["devices"]["message"]
+    assert checks["devices"]["remedy"]
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_error_under_json_is_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", str(tmp_path / "none.yaml"), "--json"]) == errors.EXIT_USER_ERROR
     error = json.loads(capsys.readouterr().out)
