@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
 
-.PHONY: help setup demo test lint format types ui ui-down docs clean lock
+.PHONY: help setup demo test lint format types ui ui-down docs clean lock bench-peers
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,17 @@ ui-down: ## stop what `make ui` started
 
 docs: $(STAMP) ## regenerate the generated pages
 	$(BIN)/python -m dflash config reference --output docs/configuration.md
+
+bench-peers: .venv-peers/.installed ## environment of the peers that benchmarks compare with (once, about 1 GB)
+
+# Their wheels alone: the full requirements bring serving engines that no benchmark needs.
+.venv-peers/.installed: Makefile
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check 'transformers==5.8.1' 'datasets==5.1.0' \
+		'hs-connectors==0.9.0' 'loguru==0.7.3' 'openai>=2' 'pydantic-settings>=2' psutil
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'specforge==0.2.0' 'speculators==0.9.0'
+	@touch $@
 
 lock: $(STAMP) ## rewrite constraints.txt from the environment
 	(head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/^torch==.*/torch==2.13.0/') > constraints.new

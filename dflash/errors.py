@@ -6,6 +6,8 @@ meets it. `assert` is kept for invariants of our own code; anything that input c
 
 from __future__ import annotations
 
+from typing import Any
+
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
 EXIT_UNHEALTHY = 20  # the run's log shows damage
@@ -35,6 +37,17 @@ class DflashError(Exception):
     def __str__(self) -> str:
         return f"{self.what}\n  -> {self.remedy}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The stock way calls the class with `args` alone, which no keyword argument survives: errors cross processes.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[DflashError], args: tuple[object, ...], state: dict[str, Any]) -> DflashError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class ConfigError(DflashError):
     """The configuration is not valid."""
@@ -56,12 +69,20 @@ class TargetError(DflashError):
     """The target model cannot be used as configured."""
 
 
+class ServerError(DflashError):
+    """The server that runs the target is away, or fails at every prompt; asking again later may help."""
+
+
 class DrafterError(DflashError):
     """The drafter's shape or weights do not fit."""
 
 
 class DeviceError(DflashError):
     """The machine lacks the devices that the configuration asks for."""
+
+
+class PreflightError(DflashError):
+    """The doctor found something that would spoil the run."""
 
 
 class CheckpointError(DflashError):

@@ -19,13 +19,14 @@ from tasks.open_run import begin_run
 from tasks.plan_batches import plan_batches
 from tasks.policies import show_library_log
 from tasks.prepare_data import prepare_data
+from tasks.run_doctor import run_doctor
 from tasks.summarise_run import closing_table, summarise_run
 from tasks.train_drafter import train_drafter
 
 
 @flow(name="train", flow_run_name=flow_run_name, retries=0, persist_result=False, on_running=[show_library_log])
 def train(config: ConfigPath, overrides: Overrides | None = None, run_name: RunName | None = None) -> RunSummary:
-    """Prepare data, plan batches, train a drafter, evaluate it before and after, judge the run, sum it up.
+    """Examine, prepare data, plan batches, train a drafter, evaluate it before and after, judge the run, sum it up.
 
     Args:
         config: configuration file, relative to the checkout.
@@ -33,7 +34,9 @@ def train(config: ConfigPath, overrides: Overrides | None = None, run_name: RunN
         run_name: name instead of the configured one.
     """
     run_dir = begin_run(config, overrides=overrides or [], run_name=run_name)
+    run_doctor(run_dir, part="start")
     plan_batches(run_dir, prepare_data(run_dir))
+    run_doctor(run_dir, part="data")
     train_drafter(run_dir)
     evaluate_drafter(run_dir)
     health = check_health(run_dir, act=False, ended=True)

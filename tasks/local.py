@@ -36,7 +36,7 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
     Returns:
         The process's exit code: 0, or that of the error, whose text is printed instead of a traceback.
     """
-    _plain_console()
+    plain_console()
     try:
         check()
         with _server():
@@ -80,7 +80,7 @@ def _local_server() -> str | None:
     return api_url if answers(api_url) else None
 
 
-def _plain_console() -> None:
+def plain_console() -> None:
     """Time and message only: 80 columns are enough, and Prefect's own comings and goings stay in its UI."""
     logging.getLogger("prefect").setLevel(logging.WARNING)
     for name in QUIET_LOGGERS:

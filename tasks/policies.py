@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from dflash.errors import StorageError
+from dflash.errors import ServerError, StorageError
 
 LIBRARY_LOGGERS = ("dflash", "tasks")
 
@@ -29,10 +29,15 @@ NEVER_CACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": Fals
 
 def is_transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:
     """Whether a failure may go away by itself: files, stores and the network may, a user's mistake may not."""
-    return isinstance(state.result(raise_on_failure=False), StorageError | OSError)
+    return isinstance(state.result(raise_on_failure=False), StorageError | ServerError | OSError)
 
 
 def show_library_log(_flow: Any, _flow_run: Any, _state: Any) -> None:
-    """Flow hook: let the library's informative messages through to Prefect (its own default stops at warnings)."""
+    """Flow hook: see `let_library_log`."""
+    let_library_log()
+
+
+def let_library_log() -> None:
+    """Let the library's informative messages through to Prefect (its own default stops at warnings)."""
     for name in LIBRARY_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)

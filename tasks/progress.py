@@ -17,6 +17,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
+from dflash.stages.eta import TimeLeft
 from tasks.reporting import tolerated
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class ProgressReport:
         self._newest: tuple[float, str] | None = None
         self._begun, self._closing, self._away = threading.Event(), threading.Event(), False
         self._line_s, self._label, self._done = 0.0, "", 0
+        self._left = TimeLeft()
         # The thread runs in a copy of this context, so that Prefect knows which task run the artifact belongs to.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._send,), name=key, daemon=True)
 
@@ -57,15 +59,16 @@ class ProgressReport:
         self.show(label, done, total, detail="")
 
     def show(self, label: str, done: int, total: int, *, detail: str) -> None:
-        """Report `done` of `total`; a line shows `detail`, if there is one, instead of the percentage."""
+        """Report `done` of `total`; a line shows `detail`, if there is one, instead of the percentage and the time left."""
         percent = min(100.0, 100.0 * done / max(1, total))
         now_s, new = time.monotonic(), label != self._label
         ended = done >= total and (new or self._done < total)
+        left = self._left.text(label, done, total, now_s=now_s)
         if new or ended or (done != self._done and now_s - self._line_s >= LINE_EVERY_S):
-            logger.info("%-18s %s/%s  %s", label, done, total, detail or f"{percent:.0f} %")
+            logger.info("%-18s %s/%s  %s", label, done, total, detail or f"{percent:.0f} % {left}".strip())
             self._line_s = now_s
         self._label, self._done = label, done
-        self._newest = (percent, f"{label}: {done}/{total} {detail}".strip())
+        self._newest = (percent, f"{label}: {done}/{total} {detail or left}".strip())
         self._begun.set()
 
     def _send(self) -> None:

@@ -22,10 +22,9 @@ def train_drafter(run_dir: str) -> TrainStage:
                 report.show("training", progress.step, progress.total_steps, detail=_detail(progress))
 
         outcome = train_stage(reopen_run(run_dir), on_progress=on_progress)
-    cells = (
-        f"{outcome.steps} | {outcome.train_time_s:.0f} s | {outcome.wait_frac:.1%} | {outcome.restarts} | `{outcome.checkpoint}`"
-    )
-    text = f"| steps | time | waited for features | restarts | checkpoint |\n|---|---|---|---|---|\n| {cells} |\n"
+    incidents = f"{outcome.restarts} | {outcome.rollbacks}"
+    cells = f"{outcome.steps} | {outcome.train_time_s:.0f} s | {outcome.wait_frac:.1%} | {incidents} | `{outcome.checkpoint}`"
+    text = f"| steps | time | waited for features | restarts | rollbacks | checkpoint |\n|---|---|---|---|---|---|\n| {cells} |\n"
     markdown("training", text, description=f"{outcome.steps} steps in {outcome.train_time_s:.0f} s")
     return outcome
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("dflash", "tasks", "flows", "prefect_dflash")
 
 BASE = {"errors", "records", "config"}
-LOW = BASE | {"storage", "tracking"}
+LOW = BASE | {"storage", "tracking", "rollback"}
 SIBLINGS = LOW | {"data", "model", "checkpoint", "health"}
 MIDDLE = SIBLINGS | {"evaluate", "train"}
 MAY_IMPORT = {
@@ -29,10 +29,11 @@ MAY_IMPORT = {
     "config": {"errors"},
     "storage": BASE,
     "tracking": BASE | {"storage"},
+    "rollback": BASE,
     "data": BASE | {"storage"},
     "model": BASE,
     "checkpoint": BASE | {"storage"},
-    "health": BASE,
+    "health": BASE | {"rollback"},
     "evaluate": SIBLINGS - {"tracking"},
     "train": SIBLINGS - {"tracking"},
     "demo": MIDDLE,
@@ -48,8 +49,8 @@ ONLY_IN = {
     "botocore": {"storage"},
     "torch": {"model", "checkpoint", "train", "evaluate", "stages", "demo"},
     "transformers": {"data", "model", "demo", "evaluate"},
-    "pyarrow": {"data", "evaluate"},
-    "matplotlib": {"health", "evaluate"},
+    "pyarrow": {"data", "evaluate", "storage"},
+    "matplotlib": {"health", "evaluate", "data"},
     "pydantic": {"config"},
     "pydantic_core": {"config"},
     "yaml": {"config"},

@@ -1,12 +1,12 @@
 """Checkpoints: durable writing, verified loading, the ledger of their states, retention."""
 
-from dflash.checkpoint.choose import newest_durable
+from dflash.checkpoint.choose import newest_durable, saved_states
 from dflash.checkpoint.clean import Evidence, Transition, propose_transitions
 from dflash.checkpoint.layout import LATEST, LATEST_CLEAN, list_checkpoints
 from dflash.checkpoint.ledger import Ledger, clean_steps, current_states, is_legal, read_ledger
 from dflash.checkpoint.load import LoadedCheckpoint, load_checkpoint, read_manifest, read_state, verify_checkpoint
 from dflash.checkpoint.pointers import point_to, read_pointer
-from dflash.checkpoint.remove import remove_checkpoint, remove_leftovers
+from dflash.checkpoint.remove import remove_aside, remove_checkpoint, remove_leftovers, set_aside
 from dflash.checkpoint.retention import checkpoints_to_delete
 from dflash.checkpoint.save import CheckpointContent, RunIdentity, save_checkpoint
 from dflash.checkpoint.writer import CheckpointWriter, WriterHooks
@@ -35,8 +35,11 @@ __all__ = [
     "read_manifest",
     "read_pointer",
     "read_state",
+    "remove_aside",
     "remove_checkpoint",
     "remove_leftovers",
     "save_checkpoint",
+    "saved_states",
+    "set_aside",
     "verify_checkpoint",
 ]

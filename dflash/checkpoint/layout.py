@@ -17,6 +17,9 @@ WRITING_SUFFIX = ".tmp"
 REPLACED_SUFFIX = ".old"
 DELETED_SUFFIX = ".deleted"
 
+ASIDE_FOLDER = "aside"
+"""Folder of abandoned checkpoints, kept until the run has got past what they were abandoned for."""
+
 LATEST = "latest"
 LATEST_CLEAN = "latest_clean"
 

@@ -1,4 +1,4 @@
-"""The ledger: an append-only file of checkpoint state transitions, written by the run's supervisor only.
+"""The ledger: an append-only file of checkpoint transitions and rollbacks, written by the run's supervisor only.
 
 Invariant: only legal transitions are appended, each as one synced line; a line torn by a kill stays one torn line and
 is skipped by every reader. A checkpoint written again by a later segment starts anew.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dflash.errors import DataError, RunStateError, SchemaVersionError
-from dflash.records import CheckpointState, LedgerEntry, from_json, to_json
+from dflash.records import CheckpointState, LedgerEntry, LedgerLine, RollbackEntry, from_json, to_json
 from dflash.storage import fsync_dir
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,9 @@ LEGAL: Mapping[CheckpointState | None, frozenset[CheckpointState]] = {
 }
 """`clean` can be demoted when an onset is dated back; nothing but a new write leads out of `bad`."""
 
+_ROLLBACK_MARK = b'"phase":"'
+"""Only the lines about rollbacks have such a field; inside a text its quotes would be escaped."""
+
 
 def is_legal(current: LedgerEntry | None, entry: LedgerEntry) -> bool:
     """Whether `entry` may follow `current`, the last entry of the same step."""
@@ -36,20 +39,21 @@ def is_legal(current: LedgerEntry | None, entry: LedgerEntry) -> bool:
     return entry.segment == current.segment and entry.state in LEGAL[current.state]
 
 
-def read_ledger(path: Path) -> list[LedgerEntry]:
-    """All entries in order; torn lines are skipped with a warning.
+def read_ledger(path: Path) -> list[LedgerLine]:
+    """All lines in order; torn lines are skipped with a warning.
 
     Raises:
         SchemaVersionError: written by another version of the code.
     """
     if not path.is_file():
         return []
-    entries = []
+    entries: list[LedgerLine] = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line:
             continue
         try:
-            entries.append(from_json(LedgerEntry, line, origin=f"{path}:{number}"))
+            kind: type[LedgerEntry] | type[RollbackEntry] = RollbackEntry if _ROLLBACK_MARK in line else LedgerEntry
+            entries.append(from_json(kind, line, origin=f"{path}:{number}"))
         except SchemaVersionError:
             raise
         except DataError as error:
@@ -57,9 +61,9 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
     return entries
 
 
-def current_states(entries: Iterable[LedgerEntry]) -> dict[int, LedgerEntry]:
-    """The last entry of every step."""
-    return {entry.step: entry for entry in entries}
+def current_states(entries: Iterable[LedgerLine]) -> dict[int, LedgerEntry]:
+    """The last entry of every checkpoint's step."""
+    return {entry.step: entry for entry in entries if isinstance(entry, LedgerEntry)}
 
 
 def clean_steps(path: Path) -> tuple[int, ...]:
@@ -68,12 +72,18 @@ def clean_steps(path: Path) -> tuple[int, ...]:
 
 
 class Ledger:
-    """The writer's side: appends legal transitions and knows the current state of every step."""
+    """The writer's side: appends legal lines and knows the current state of every step."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._current = current_states(read_ledger(path))
+        self._lines = read_ledger(path)
+        self._current = current_states(self._lines)
+
+    @property
+    def lines(self) -> tuple[LedgerLine, ...]:
+        """Everything, in the order of writing."""
+        return tuple(self._lines)
 
     @property
     def current(self) -> Mapping[int, LedgerEntry]:
@@ -93,6 +103,26 @@ class Ledger:
                 f"checkpoint step-{entry.step}: {shown} cannot become {entry.state} (segment {entry.segment})",
                 remedy="two supervisors may be writing one ledger; let only one train this run",
             )
+        self._write(entry)
+        self._current[entry.step] = entry
+
+    def append_rollback(self, entry: RollbackEntry) -> None:
+        """Append one line about a rollback durably.
+
+        Raises:
+            RunStateError: an end without its beginning, or a beginning inside another rollback.
+        """
+        last = next((line for line in reversed(self._lines) if isinstance(line, RollbackEntry)), None)
+        begun = None if last is None or last.phase != "begin" else last.plan.key
+        if (entry.phase == "begin" and begun is not None) or (entry.phase == "end" and begun != entry.plan.key):
+            before = "nothing" if begun is None else f"the beginning of {begun}"
+            raise RunStateError(
+                f"rollback {entry.plan.key}: `{entry.phase}` cannot follow {before}",
+                remedy="two supervisors may be writing one ledger; let only one train this run",
+            )
+        self._write(entry)
+
+    def _write(self, entry: LedgerLine) -> None:
         created = not self._path.exists()
         with self._path.open("a+b") as file:
             file.write(line_break_if_torn(file.fileno()) + to_json(entry).encode() + b"\n")
@@ -100,7 +130,7 @@ class Ledger:
             os.fsync(file.fileno())
         if created:
             fsync_dir(self._path.parent)
-        self._current[entry.step] = entry
+        self._lines.append(entry)
 
 
 def line_break_if_torn(descriptor: int) -> bytes:

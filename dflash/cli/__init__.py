@@ -12,9 +12,27 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dflash.cli import config_commands, data_commands, evaluate_commands, health_commands, train_commands
+from dflash.cli import (
+    config_commands,
+    data_commands,
+    doctor_commands,
+    evaluate_commands,
+    export_commands,
+    health_commands,
+    train_commands,
+)
 from dflash.cli.output import configure_logging
 from dflash.errors import EXIT_OK, DflashError
+
+COMMANDS = (
+    data_commands,
+    doctor_commands,
+    train_commands,
+    health_commands,
+    evaluate_commands,
+    export_commands,
+    config_commands,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"Exit codes: {(__doc__ or '').split('Exit codes: ')[1].strip()}",
     )
     groups = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (data_commands, train_commands, health_commands, evaluate_commands, config_commands):
+    for module in COMMANDS:
         module.register(groups)
     return parser
 

@@ -9,8 +9,8 @@ from typing import Any
 from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.output import emit, progress_printer
 from dflash.evaluate.compare import compare_summaries
-from dflash.records import to_dict
-from dflash.stages import closing_text, evaluate_stage, load_summary, open_bench, reopen_run, summarise_stage
+from dflash.records import EvaluationResult, to_dict
+from dflash.stages import closing_text, evaluate_published, evaluate_stage, load_summary, open_bench, reopen_run, summarise_stage
 
 
 def register(groups: Any) -> None:
@@ -19,25 +19,32 @@ def register(groups: Any) -> None:
         groups, "evaluate", "decode held-out prompts, lossless, beside plain decoding; write the summary", _evaluate
     )
     add_run_dir(evaluate)
-    evaluate.add_argument("--checkpoint", type=Path, help="evaluate only this checkpoint folder")
+    which = evaluate.add_mutually_exclusive_group()
+    which.add_argument("--checkpoint", type=Path, help="evaluate only this checkpoint folder")
+    which.add_argument("--drafter", type=Path, help="evaluate only this published drafter (any layout), on the run's prompts")
     compare = add_command(groups, "compare", "one table of several finished runs", _compare)
     compare.add_argument("run_dirs", type=Path, nargs="+", help="folders of finished runs")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     run = reopen_run(arguments.run_dir)
-    bench = open_bench(run)
     show = progress_printer()
+    if arguments.drafter is not None:
+        return _tell(arguments, evaluate_published(run, arguments.drafter, progress=show))
+    bench = open_bench(run)
     if arguments.checkpoint is not None:
-        result = evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint)
-        low, high = result.acceptance_ci
-        text = f"acceptance length {result.acceptance_length:.2f} [{low:.2f}, {high:.2f}], lossless: {result.lossless}"
-        emit(arguments, to_dict(result), text)
-        return 0
+        return _tell(arguments, evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint))
     for which in ("untrained", "trained"):
         evaluate_stage(run, bench, which=which, progress=show)
     summary = summarise_stage(run)
     emit(arguments, to_dict(summary), closing_text(run, summary))
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, result: EvaluationResult) -> int:
+    low, high = result.acceptance_ci
+    text = f"acceptance length {result.acceptance_length:.2f} [{low:.2f}, {high:.2f}], lossless: {result.lossless}"
+    emit(arguments, to_dict(result), text)
     return 0
 
 

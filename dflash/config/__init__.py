@@ -1,10 +1,11 @@
 """The strict configuration tree of a run."""
 
-from dflash.config.data import AnswerConfig, DataConfig, PlanConfig
+from dflash.config.data import AnswerConfig, DataConfig, PlanConfig, ReaderConfig, ServerConfig
 from dflash.config.load import dump_config, flat_params, load_config, parse_config, section_hash
 from dflash.config.model import ClusterConfig, DrafterConfig, ExpectedTarget, RunConfig, TargetConfig
-from dflash.config.observe import EvaluateConfig, HealthConfig, SpikeConfig, TrackingConfig
+from dflash.config.observe import EvaluateConfig, HealthConfig, RiseConfig, SpikeConfig, TrackingConfig, WatchConfig
 from dflash.config.reference import config_rows, reference_markdown
+from dflash.config.rollback import RollbackConfig
 from dflash.config.training import (
     AnchorConfig,
     CheckpointConfig,
@@ -30,11 +31,17 @@ __all__ = [
     "OptimizerConfig",
     "PlanConfig",
     "QueueConfig",
+    "ReaderConfig",
+    "RiseConfig",
+    "RiseConfig",
+    "RollbackConfig",
     "RunConfig",
+    "ServerConfig",
     "SpikeConfig",
     "TargetConfig",
     "TrackingConfig",
     "TrainConfig",
+    "WatchConfig",
     "config_rows",
     "dump_config",
     "flat_params",

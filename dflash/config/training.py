@@ -12,10 +12,17 @@ from dflash.config.base import Section
 class LossConfig(Section):
     """The training objective over the slots of a block."""
 
-    objective: Literal["decay", "dpace"] = Field("decay", description="Static decay, or D-PACE (arXiv 2605.18810).")
-    gamma: float = Field(4.0, gt=0, description="Decay length of `decay`, in slots (7 / 5 / 4 for K = 16 / 10 / 8).")
+    objective: Literal["decay", "dpace", "acceptance"] = Field(
+        "decay",
+        description="Cross-entropy with static decay, or with D-PACE's weights (arXiv 2605.18810), or `acceptance`: "
+        "KL and direct acceptance against the target's distribution (arXiv 2602.23881; the target then runs all its layers).",
+    )
+    gamma: float = Field(
+        4.0, gt=0, description="Decay length of `decay` and `acceptance`, in slots (7 / 5 / 4 for K = 16 / 10 / 8)."
+    )
     alpha: float = Field(0.5, ge=0, le=1, description="Smoothing of `dpace`.")
-    head_chunk_rows: int = Field(384, ge=1, description="Rows of one chunk of the head; rounded down to whole blocks.")
+    eta: float = Field(3.0, ge=0, description="`acceptance`: the share of KL is exp(-eta * A) at acceptance A.")
+    head_chunk_rows: int = Field(384, ge=1, description="Supervised slots that go through the head together.")
 
 
 class AnchorConfig(Section):
@@ -46,6 +53,7 @@ class QueueConfig(Section):
 class TrainConfig(Section):
     """The drafter's training."""
 
+    init_from: str | None = Field(None, description="Folder of a published drafter (any layout) that the weights start from.")
     epochs: int = Field(4, ge=1, description="Passes over the data.")
     max_steps: int | None = Field(None, ge=1, description="Stop after this many optimizer steps; whole epochs if absent.")
     lr: float = Field(6e-3, gt=0, description="Peak learning rate.")
@@ -56,6 +64,9 @@ class TrainConfig(Section):
     accumulation_steps: int = Field(1, ge=1, description="Micro-batches an optimizer step.")
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="`auto`: float32 on a CPU, bfloat16 on a GPU."
+    )
+    attention: Literal["auto", "flex", "chunked"] = Field(
+        "auto", description="Attention of the training step: flex on a GPU where its probe passes, else chunks; the log says why."
     )
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimizer.")
     loss: LossConfig = Field(LossConfig(), description="Objective.")

@@ -13,6 +13,7 @@ from dflash.config.base import Section
 from dflash.config.data import DataConfig, PlanConfig
 from dflash.config.model import ClusterConfig, DrafterConfig, RunConfig, TargetConfig
 from dflash.config.observe import EvaluateConfig, HealthConfig, TrackingConfig
+from dflash.config.rollback import RollbackConfig
 from dflash.config.training import CheckpointConfig, TrainConfig
 
 CONFIG_SCHEMA_VERSION = 1
@@ -30,13 +31,14 @@ class Config(Section):
     plan: PlanConfig = Field(PlanConfig(), description="Batch plan.")
     train: TrainConfig = Field(TrainConfig(), description="Training.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
+    rollback: RollbackConfig = Field(RollbackConfig(), description="Rollback.")
     health: HealthConfig = Field(HealthConfig(), description="Health check.")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
-        longest = self.data.bucket_edges_tokens[-1]
+        longest = self.data.longest_sample_tokens
         if longest > self.plan.tokens_per_batch:
             raise ValueError(
                 f"plan.tokens_per_batch {self.plan.tokens_per_batch} cannot hold one sample of the last bucket ({longest} tokens)"

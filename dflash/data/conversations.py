@@ -1,52 +1,141 @@
-"""Reading conversations: JSONL in the three usual shapes, or the synthetic generator; one row in, one value out.
+"""Reading conversations: files in the usual formats and shapes, or the synthetic generator; one row in, one value out.
 
-Shapes: `{"messages": [{"role", "content"}]}`, ShareGPT `{"conversations": [{"from", "value"}]}`, and
-`{"prompt"}` with an optional `completion` or `reference` as the answer. `id`, and `kind` or `source` as a label,
-are optional everywhere.
+`formats` tells the file formats, `formats_shapes` the shapes of rows and what is done about roles, reasoning, tools and
+empty turns.
 
-Invariant: every non-blank line yields exactly one `Conversation` or one `QuarantinedRow`; a yielded conversation is an
-optional system turn followed by user and assistant turns in alternation, beginning with a user turn, and its id is
-unique in the stream. Whether a bad row stops the build is the caller's decision.
+Invariant: every row (of JSON lines: every line that is not blank) yields exactly one `Conversation` or one `QuarantinedRow`;
+a yielded conversation is plain text, or an optional system turn followed by turns in order, beginning with a user turn, and
+its id is unique in the stream. Whether a bad row stops the build is the caller's decision.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+import msgspec
+
 from dflash.config import DataConfig
-from dflash.data.quarantine import BadRowCode, BadRowError
+from dflash.data.formats import RawBatch, RawRow, read_raw_batches
+from dflash.data.formats_json import MAX_ROW_BYTES, OversizedRow
+from dflash.data.formats_shapes import ROLES, conversation_of
+from dflash.data.formats_tools import without_nulls
+from dflash.data.quarantine import BadRowError
 from dflash.data.synthetic import Split, generate_conversations
 from dflash.errors import DataError
-from dflash.records import Conversation, Message, QuarantinedRow, Role
-from dflash.storage import read_lines
+from dflash.records import Conversation, Message, QuarantinedRow
+from dflash.storage.compression import expand
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-}
+READ_ROWS = 1000
+"""Rows read ahead by one stream."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+def read_source(uri: str, *, label: str, system_prompt: str | None) -> Iterator[Conversation | QuarantinedRow]:
+    """Stream the conversations of one file in order.
+
+    Args:
+        uri: local path or `s3://` object.
+        label: what ids of rows without one begin with.
+        system_prompt: system turn put before conversations that have none; None adds none.
+
+    Yields:
+        A conversation, or the bad row with its `file:row` and reason.
+
+    Raises:
+        StorageError: the file is missing, cannot be read, or is a damaged compressed stream.
+        DataError: it is cut short inside its list of rows, or is no readable table.
+    """
+    ids = UniqueIds()
+    for raw in read_raw_batches(uri, rows_per_batch=READ_ROWS):
+        for row in parse_batch(raw, label=label, system_prompt=system_prompt):
+            yield ids.checked(row)
+
+
+def parse_batch(raw: RawBatch, *, label: str, system_prompt: str | None) -> list[Conversation | QuarantinedRow]:
+    """Parse raw rows; that ids are unique is for the caller to see to (`UniqueIds`), who knows all batches.
+
+    Returns:
+        In order, one value a row; blank lines give none.
+    """
+    found: list[Conversation | QuarantinedRow] = []
+    for number, row in enumerate(raw.rows, start=raw.first_row):
+        if isinstance(row, bytes) and not row.strip():
+            continue
+        try:
+            parsed = parse_row(row, origin=f"{raw.uri}:{number}", default_id=f"{label}:{number}")
+        except BadRowError as error:
+            found.append(error.row)
+            continue
+        if parsed.text is None and system_prompt is not None:
+            parsed = replace(parsed, messages=with_system_prompt(parsed.messages, system_prompt))
+        found.append(parsed)
+    return found
+
+
+def parse_row(row: RawRow, *, origin: str, default_id: str) -> Conversation:
+    """Parse one raw row.
+
+    Raises:
+        BadRowError: it is no usable conversation; names the origin and the offending value.
+    """
+    if isinstance(row, OversizedRow):
+        detail = f"the row has {row.size_bytes} bytes or more, the limit is {MAX_ROW_BYTES}"
+        raise BadRowError("row_too_large", detail, origin=origin)
+    value = without_nulls(row) if isinstance(row, dict) else _decoded(row, origin)
+    if not isinstance(value, dict):
+        raise BadRowError("wrong_type", f"the row holds {type(value).__name__}, not an object", origin=origin)
+    return conversation_of(value, origin=origin, default_id=default_id)
+
+
+class UniqueIds:
+    """Turns a row whose id was used before into a bad row; about 100 bytes an id."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, str | int] = {}
+        self._file = ""
+
+    def checked(self, row: Conversation | QuarantinedRow) -> Conversation | QuarantinedRow:
+        """The same row, or the bad row that its repeated id makes of it."""
+        if isinstance(row, QuarantinedRow):
+            return row
+        key = int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest())
+        first = self._origins.setdefault(key, self._short(row.origin))
+        if first == self._short(row.origin):
+            return row
+        before = first if isinstance(first, str) else f"{self._file}:{first}"
+        error = BadRowError("duplicate_id", f"id {row.id!r} was used before at {before}", origin=row.origin)
+        return error.row
+
+    def _short(self, origin: str) -> str | int:
+        """The row's number alone if it is of the first file seen: a million texts would cost ten times the memory."""
+        file, _, number = origin.rpartition(":")
+        if not self._file:
+            self._file = file
+        return int(number) if file == self._file and number.isdigit() else origin
 
 
 def read_conversations(
     files: Sequence[str], *, limit: int | None, system_prompt: str | None
 ) -> Iterator[Conversation | QuarantinedRow]:
-    """Stream the conversations of JSONL files in order.
+    """Stream the conversations of many files in order.
 
     Args:
-        files: local paths or `s3://` objects.
+        files: local paths, `s3://` objects, or patterns of either.
         limit: conversations to take (bad rows not counted); all if None.
         system_prompt: system turn put before conversations that have none; None adds none.
 
     Yields:
-        A conversation, or the bad row with its `file:line` and reason.
+        A conversation, or the bad row with its `file:row` and reason.
 
     Raises:
-        StorageError: a file is missing or not UTF-8.
+        StorageError: a file is missing or cannot be read, or a pattern matches nothing.
+        DataError: a file is cut short inside its list of rows, or is no readable table.
     """
     rows = _rows(files, system_prompt)
     if limit is None:
@@ -61,10 +150,16 @@ def read_conversations(
         yield row
 
 
+def source_labels(files: Sequence[str]) -> list[str]:
+    """What ids of rows without one begin with, one label a file: its name, or all of its address where names repeat."""
+    names = [PurePosixPath(uri).name for uri in files]
+    return [name if names.count(name) == 1 else uri for uri, name in zip(files, names, strict=True)]
+
+
 def synthetic_conversations(*, seed: int, count: int, split: Split, system_prompt: str | None) -> Iterator[Conversation]:
     """Stream the synthetic generator's conversations as records, answers of the generator included."""
     for chat in generate_conversations(seed=seed, count=count, split=split):
-        messages = tuple(Message(role=_ROLES[role], content=content) for role, content in chat.messages)
+        messages = tuple(Message(role=ROLES[role], content=content) for role, content in chat.messages)
         yield Conversation(
             id=chat.id,
             messages=with_system_prompt(messages, system_prompt),
@@ -77,8 +172,8 @@ def configured_conversations(data: DataConfig) -> Iterator[Conversation | Quaran
     """Stream the training conversations that a configuration names.
 
     Raises:
-        StorageError: a file is missing or not UTF-8.
-        DataError: a synthetic source without a number of conversations.
+        StorageError: a file is missing or cannot be read.
+        DataError: a synthetic source without a number of conversations, or a file that cannot be used.
     """
     if data.source == "files":
         return read_conversations(data.files, limit=data.num_conversations, system_prompt=data.system_prompt)
@@ -94,104 +189,31 @@ def with_system_prompt(messages: tuple[Message, ...], system_prompt: str | None)
     return (Message(role="system", content=system_prompt), *messages)
 
 
-def parse_row(line: str, *, origin: str, default_id: str) -> Conversation:
-    """Parse one JSONL line.
+def _rows(files: Sequence[str], system_prompt: str | None) -> Iterator[Conversation | QuarantinedRow]:
+    uris = [uri for pattern in files for uri in expand(pattern)]
+    ids = UniqueIds()
+    for uri, label in zip(uris, source_labels(uris), strict=True):
+        for raw in read_raw_batches(uri, rows_per_batch=READ_ROWS):
+            for row in parse_batch(raw, label=label, system_prompt=system_prompt):
+                yield ids.checked(row)
 
-    Raises:
-        BadRowError: the line is no usable conversation; names the origin and the offending value.
-    """
+
+def _decoded(row: bytes, origin: str) -> Any:
     try:
-        row = json.loads(line)
+        return _decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # the slower decoder below takes a little more (NaN) and says better what is wrong
+    try:
+        text = row.decode("utf-8")
+    except UnicodeDecodeError as error:
+        detail = f"byte {row[error.start]:#04x} at offset {error.start} of the row is not UTF-8"
+        raise BadRowError("not_utf8", detail, origin=origin) from error
+    try:
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadRowError("not_json", f"{error}", origin=origin) from error
-    if not isinstance(row, dict):
-        raise BadRowError("wrong_type", f"the line holds {type(row).__name__}, not an object", origin=origin)
-    messages = tuple(_messages(row, origin))
-    _check_turns(messages, origin)
-    label = row.get("kind", row.get("source"))
-    return Conversation(
-        id=_identifier(row, default_id, origin),
-        messages=messages,
-        origin=origin,
-        kind=label if isinstance(label, str) and label else "file",
-    )
-
-
-def _rows(files: Sequence[str], system_prompt: str | None) -> Iterator[Conversation | QuarantinedRow]:
-    names = [PurePosixPath(uri).name for uri in files]
-    first_seen: dict[str, str] = {}
-    for uri, name in zip(files, names, strict=True):
-        label = name if names.count(name) == 1 else uri
-        for number, line in enumerate(read_lines(uri), start=1):
-            if not line.strip():
-                continue
-            origin = f"{uri}:{number}"
-            try:
-                row = parse_row(line, origin=origin, default_id=f"{label}:{number}")
-                if row.id in first_seen:
-                    raise BadRowError("duplicate_id", f"id {row.id!r} was used before at {first_seen[row.id]}", origin=origin)
-            except BadRowError as error:
-                yield error.row
-                continue
-            first_seen[row.id] = origin
-            yield Conversation(id=row.id, messages=with_system_prompt(row.messages, system_prompt), origin=origin, kind=row.kind)
-
-
-def _identifier(row: Mapping[str, Any], default_id: str, origin: str) -> str:
-    identifier = row.get("id", default_id)
-    if isinstance(identifier, bool) or not isinstance(identifier, str | int) or identifier == "":
-        raise BadRowError("wrong_type", f"id is {identifier!r}, not a text or a whole number", origin=origin)
-    return str(identifier)
-
-
-def _messages(row: Mapping[str, Any], origin: str) -> Iterator[Message]:
-    if "messages" in row:
-        yield from _turns(row["messages"], keys=("role", "content"), name="messages", origin=origin)
-    elif "conversations" in row:
-        yield from _turns(row["conversations"], keys=("from", "value"), name="conversations", origin=origin)
-    elif "prompt" in row:
-        yield Message(role="user", content=_text(row["prompt"], "prompt", origin))
-        answer_key = "completion" if "completion" in row else "reference"
-        if row.get(answer_key) is not None:
-            yield Message(role="assistant", content=_text(row[answer_key], answer_key, origin))
-    else:
-        raise BadRowError("wrong_type", f"none of messages, conversations and prompt among the keys {sorted(row)}", origin=origin)
-
-
-def _turns(turns: Any, *, keys: tuple[str, str], name: str, origin: str) -> Iterator[Message]:
-    if not isinstance(turns, list):
-        raise BadRowError("wrong_type", f"{name} is {type(turns).__name__}, not a list", origin=origin)
-    role_key, text_key = keys
-    for index, turn in enumerate(turns):
-        where = f"{name}[{index}]"
-        if not isinstance(turn, dict):
-            raise BadRowError("wrong_type", f"{where} is {type(turn).__name__}, not an object", origin=origin)
-        role = turn.get(role_key)
-        if not isinstance(role, str) or role not in _ROLES:
-            raise BadRowError("wrong_type", f"{where}.{role_key} is {role!r}, not one of {', '.join(_ROLES)}", origin=origin)
-        yield Message(role=_ROLES[role], content=_text(turn.get(text_key), f"{where}.{text_key}", origin))
-
-
-def _text(value: Any, where: str, origin: str) -> str:
-    if not isinstance(value, str):
-        raise BadRowError("wrong_type", f"{where} is {type(value).__name__}, not a text", origin=origin)
     try:
-        value.encode("utf-8")
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadRowError("wrong_type", f"{where} holds half a surrogate pair: no valid text", origin=origin) from error
+        raise BadRowError("wrong_type", "the row holds half a surrogate pair: no valid text", origin=origin) from error
     return value
-
-
-def _check_turns(messages: tuple[Message, ...], origin: str) -> None:
-    if not messages:
-        raise BadRowError("empty", "the conversation has no turn", origin=origin)
-    code: BadRowCode = "turn_order"
-    turns = messages[1:] if messages[0].role == "system" else messages
-    if not turns:
-        raise BadRowError(code, "the conversation has a system turn only", origin=origin)
-    for index, message in enumerate(turns):
-        expected: Role = "assistant" if index % 2 else "user"
-        if message.role != expected:
-            raise BadRowError(code, f"turn {index} is of the role {message.role}, expected {expected}", origin=origin)
-        if expected == "user" and not message.content.strip():
-            raise BadRowError("empty", f"user turn {index} has no text", origin=origin)

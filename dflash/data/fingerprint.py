@@ -1,52 +1,90 @@
 """What determines a data set's content, as hashes: equal fingerprints mean that nothing needs to be built again.
 
+The **recipe** is everything that determines the samples except which sources they come from; it names a data set's folder.
+A **unit** is one source built by one recipe. A data set is a recipe, its bucket edges and a list of units.
+
 Files count by name and content, synthetic conversations by the text that the generator really gives, so neither a moved
-folder nor an edited generator is mistaken. What changes only speed (`answers.batch_size`) does not count.
+folder nor an edited generator is mistaken. What only schedules, observes or forbids (workers, stores, `answers.batch_size`,
+how many bad rows are tolerated) does not count.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from dflash.config import Config, DataConfig
-from dflash.data.conversations import configured_conversations
+from dflash.config import Config, TargetConfig
 from dflash.data.journal import JOURNAL_SCHEMA_VERSION
 from dflash.data.tokenizer import template_sha256, tokenizer_sha256
-from dflash.records import to_json
 from dflash.records.data import DATA_SCHEMA_VERSION
-from dflash.storage import get_bytes
+
+_WITHOUT_CONTENT = frozenset(
+    {
+        "source", "files", "num_conversations", "seed", "store", "runner", "runner_address", "workers", "reader", "bad_rows",
+        "max_bad_frac", "answers", "num_buckets",
+    }
+)  # fmt: skip
+"""Keys of the data section that do not count, or that count only in part (see `_settings`)."""
 
 
-def data_fingerprint(config: Config, *, tokenizer: PreTrainedTokenizerBase, target_fingerprint: str) -> str:
-    """SHA-256 (hex) over everything that determines a data set's samples.
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that determines the samples of any source; small and free of places, so it can travel.
 
-    Raises:
-        StorageError: a source file is missing.
+    Attributes:
+        fingerprint: SHA-256 (hex) over all of it.
+        target_id: for people; not part of the fingerprint, which has the target's own.
     """
-    source = source_description(config.data)
-    return described_fingerprint(config, source, tokenizer=tokenizer, target_fingerprint=target_fingerprint)
+
+    fingerprint: str
+    target_id: str
+    target_fingerprint: str
+    tokenizer_sha256: str
+    template_sha256: str
+    vocab_size: int
+    mask_token_id: int
 
 
-def described_fingerprint(
-    config: Config, source: dict[str, Any], *, tokenizer: PreTrainedTokenizerBase, target_fingerprint: str
-) -> str:
-    """Like `data_fingerprint`, for a source that is described already (see `source_description`)."""
-    return _sha256(
+def make_recipe(
+    config: Config, *, tokenizer: PreTrainedTokenizerBase, target_fingerprint: str, vocab_size: int, mask_token_id: int
+) -> Recipe:
+    """The recipe that a configuration describes."""
+    hashes = {"tokenizer": tokenizer_sha256(tokenizer), "template": template_sha256(tokenizer)}
+    fingerprint = _sha256(
         {
             "version": DATA_SCHEMA_VERSION,
-            "data": config.data.model_dump(mode="json", exclude={"files": True, "answers": {"batch_size"}}),
-            "source": source,
+            "settings": _settings(config),
             "target": target_fingerprint,
-            "tokenizer": tokenizer_sha256(tokenizer),
-            "template": template_sha256(tokenizer),
-            "mask": [config.target.mask_token, config.target.mask_token_id],
+            "vocab_size": vocab_size,
+            "mask_token_id": mask_token_id,
+            **hashes,
         }
     )
+    return Recipe(
+        fingerprint=fingerprint,
+        target_id=target_id(config.target),
+        target_fingerprint=target_fingerprint,
+        tokenizer_sha256=hashes["tokenizer"],
+        template_sha256=hashes["template"],
+        vocab_size=vocab_size,
+        mask_token_id=mask_token_id,
+    )
+
+
+def unit_fingerprint(recipe_fingerprint: str, *, label: str, sha256: str, limit: int | None) -> str:
+    """SHA-256 (hex) that names the unit of one source: its label, its content, and how many conversations it gives."""
+    return _sha256({"recipe": recipe_fingerprint, "label": label, "sha256": sha256, "limit": limit})
+
+
+def data_set_fingerprint(recipe_fingerprint: str, *, edges: Sequence[int], units: Sequence[str]) -> str:
+    """SHA-256 (hex) that names one version of a data set."""
+    return _sha256({"recipe": recipe_fingerprint, "edges": list(edges), "units": list(units)})
 
 
 def answers_fingerprint(config: Config, *, tokenizer: PreTrainedTokenizerBase, target_fingerprint: str) -> str:
@@ -67,25 +105,24 @@ def answers_fingerprint(config: Config, *, tokenizer: PreTrainedTokenizerBase, t
     )
 
 
-def source_description(data: DataConfig) -> dict[str, Any]:
-    """Where the conversations come from, with hashes of their content.
-
-    Raises:
-        StorageError: a source file is missing.
-    """
-    if data.source == "files":
-        files = [{"name": PurePosixPath(uri).name, "sha256": hashlib.sha256(get_bytes(uri)).hexdigest()} for uri in data.files]
-        return {"kind": "files", "files": files}
-    digest = hashlib.sha256()
-    for conversation in configured_conversations(data):
-        digest.update(to_json(conversation).encode())
-    return {
-        "kind": "synthetic",
-        "seed": data.seed,
-        "conversations": data.num_conversations,
-        "sha256": digest.hexdigest(),
-    }
+def target_id(target: TargetConfig) -> str:
+    """How a manifest names the target: a hub name as it is, a folder by its own name."""
+    path = PurePosixPath(target.path)
+    return path.name if path.is_absolute() or target.path.startswith(".") else target.path
 
 
-def _sha256(payload: dict[str, Any]) -> str:
+def _settings(config: Config) -> Mapping[str, Any]:
+    data = config.data
+    settings: dict[str, Any] = data.model_dump(mode="json", exclude=set(_WITHOUT_CONTENT))
+    answers = data.answers
+    settings["answers"] = answers.model_dump(mode="json", exclude={"batch_size", "server"}) if answers.regenerate else None
+    if answers.regenerate and answers.temperature > 0:
+        settings["seed"] = data.seed
+    if isinstance(data.bucket_edges_tokens, str):
+        settings["num_buckets"] = data.num_buckets
+        settings["pad_multiple_tokens"] = config.plan.pad_multiple_tokens
+    return settings
+
+
+def _sha256(payload: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

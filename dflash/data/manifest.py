@@ -1,67 +1,101 @@
-"""A data set's folder: its names, and what must hold before anyone reads it."""
+"""A data set's folder: its names, and what must hold before anyone reads it.
+
+Invariant: a manifest is believed only if every file that it lists has the size that it says; whether the bytes are hashed
+too is the caller's policy. Names come from the manifest, so each must be one that a builder can have given.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from pathlib import Path
+import random
+import re
+from collections.abc import Sequence
+from typing import Literal
 
 from dflash.errors import DataError
-from dflash.records import DataManifest, from_json
-from dflash.storage import sha256_file
+from dflash.records import DataFile, DataManifest, ShardEntry, from_json
+from dflash.storage import Store, sha256_in_store
 
 MANIFEST_FILE = "manifest.json"
-PROMPT_HASHES_FILE = "prompt_hashes.txt"
-QUARANTINE_FILE = "quarantine.jsonl"
 PREVIEW_FILE = "preview.html"
+EDGES_FILE = "edges.json"
+BUILD_FILE = "build.json"
+
+Verify = Literal["sizes", "sampled", "full"]
+
+_SAMPLED_SHARE = 16
+_NAME = re.compile(r"(bucket=\d+|units)/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def read_manifest(data_dir: Path, *, verify: bool) -> DataManifest:
+def manifest_name(fingerprint: str) -> str:
+    """Name of one version's manifest in the data set's store."""
+    return f"manifests/{fingerprint[:16]}.json"
+
+
+def read_manifest(store: Store, *, fingerprint: str | None, verify: Verify) -> DataManifest:
     """Read a data set's manifest and check its files against it.
 
     Args:
-        data_dir: the data set's folder.
-        verify: hash every file; otherwise only presence and sizes are compared.
+        store: the data set's folder.
+        fingerprint: of the version that is meant; the newest if None.
+        verify: `sizes` only, the hashes of some files too (`sampled`), or of every file (`full`).
 
     Raises:
         SchemaVersionError: written with another schema version.
-        DataError: no complete data set, or a file that is not the one that was written.
+        DataError: no such complete data set, or a file that is not the one that was written.
     """
-    file = data_dir / MANIFEST_FILE
-    if not file.is_file():
+    name = MANIFEST_FILE if fingerprint is None else manifest_name(fingerprint)
+    if store.size(name) is None:
         raise DataError(
-            f"there is no complete data set in {data_dir} ({MANIFEST_FILE} is missing)",
-            remedy="build it (python -m dflash data prepare CONFIG); remove the folder first if it exists",
+            f"there is no complete data set in {store.uri} ({name} is missing)",
+            remedy="build it (python -m dflash data prepare CONFIG); a build that was killed goes on where it stopped",
         )
-    manifest = from_json(DataManifest, file.read_bytes(), origin=str(file))
-    for shard in manifest.shards:
-        path = data_dir / shard.path
-        size_bytes = path.stat().st_size if path.is_file() else None
-        if size_bytes != shard.size_bytes:
-            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
-            raise _damaged(data_dir, f"{path} {found}, the manifest says {shard.size_bytes} bytes")
-        if verify and sha256_file(path) != shard.sha256:
-            raise _damaged(data_dir, f"the content of {path} differs from the hash in the manifest")
-    if verify:
-        read_prompt_hashes_of(data_dir, manifest)
+    manifest = from_json(DataManifest, store.read(name), origin=f"{store.uri}/{name}")
+    if fingerprint is not None and manifest.fingerprint != fingerprint:
+        raise DataError(
+            f"{store.uri}/{name} is the manifest of {manifest.fingerprint}, expected {fingerprint}",
+            remedy=_remedy(store),
+        )
+    damage = find_damage(store, (*manifest.shards, *manifest.prompt_files, *manifest.quarantine_files), verify=verify)
+    if damage is not None:
+        raise DataError(damage, remedy=_remedy(store))
     return manifest
 
 
-def read_prompt_hashes_of(data_dir: Path, manifest: DataManifest) -> frozenset[str]:
-    """The normalised hashes of every user turn that a sample was made from, verified against the manifest."""
-    path = data_dir / PROMPT_HASHES_FILE
-    if not path.is_file():
-        raise _damaged(data_dir, f"{path} is missing")
-    lines = path.read_text(encoding="utf-8").split()
-    if hashes_sha256(lines) != manifest.prompt_hashes_sha256:
-        raise _damaged(data_dir, f"the content of {path} differs from the hash in the manifest")
-    return frozenset(lines)
+def find_damage(store: Store, files: Sequence[ShardEntry | DataFile], *, verify: Verify) -> str | None:
+    """What is wrong with the first file that is not as recorded; None if nothing is."""
+    for file in files:
+        if not _NAME.fullmatch(file.path):
+            return f"{store.uri}: {file.path!r} is no name of a file of a data set"
+        size_bytes = store.size(file.path)
+        if size_bytes != file.size_bytes:
+            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
+            return f"{store.uri}/{file.path} {found}, the manifest says {file.size_bytes} bytes"
+    for file in _hashed(files, verify):
+        if sha256_in_store(store, file.path) != file.sha256:
+            return f"the content of {store.uri}/{file.path} differs from the hash in the manifest"
+    return None
 
 
-def hashes_sha256(hashes: Iterable[str]) -> str:
-    """SHA-256 (hex) over sorted hashes, one a line."""
-    return hashlib.sha256("".join(f"{line}\n" for line in sorted(hashes)).encode()).hexdigest()
+def read_data_file(store: Store, file: DataFile) -> bytes:
+    """Content of a small file of the data set, verified.
+
+    Raises:
+        DataError: it is not the one that was written.
+    """
+    damage = find_damage(store, [file], verify="full")
+    if damage is not None:
+        raise DataError(damage, remedy=_remedy(store))
+    return store.read(file.path)
 
 
-def _damaged(data_dir: Path, what: str) -> DataError:
-    return DataError(what, remedy=f"remove {data_dir} and build the data set again")
+def _hashed(files: Sequence[ShardEntry | DataFile], verify: Verify) -> Sequence[ShardEntry | DataFile]:
+    if verify == "sizes":
+        return ()
+    if verify == "full":
+        return files
+    # Others each time, so that every file is looked at sooner or later.
+    return random.sample(files, -(-len(files) // _SAMPLED_SHARE))
+
+
+def _remedy(store: Store) -> str:
+    return f"build the data set again (python -m dflash data prepare CONFIG replaces what is damaged in {store.uri})"

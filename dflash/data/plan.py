@@ -1,8 +1,7 @@
-"""The batch plan: which samples meet in which micro-batch, at what padded length, in what order; for all epochs at once.
+"""The batch plan of a run: which samples meet in which micro-batch, at what padded length, in what order; for all epochs.
 
-Invariant: every sample is in exactly one batch of every epoch, a batch holds samples of one bucket, and
-`sequences x padded length` never exceeds the token budget. `build_plan` is a pure function of (lengths, settings, seed,
-epochs); the stored plan is nevertheless the truth of a run, so that a run survives a change of library versions.
+`Planner` makes it epoch by epoch, `PlanWriter` stores each epoch before the next is made, so memory holds one epoch. The stored
+plan is the truth of a run: a run survives a change of library versions, and never gets another plan.
 """
 
 from __future__ import annotations
@@ -10,23 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash.config import Config, PlanConfig
-from dflash.data.interleave import interleave_buckets, longest_run, shortest_feasible_run
-from dflash.data.packing import PackedBucket, pack_bucket
-from dflash.data.plan_file import BatchPlan, content_sha256, load_plan, write_plan
-from dflash.data.reader import SampleStore
+from dflash.data.interleave import NOTHING_YET, end_of, longest_run, shortest_feasible_run
+from dflash.data.plan_arrays import BatchPlan, EpochArrays, describe_epoch, plan_sha256
+from dflash.data.plan_build import Planner, run_limit
+from dflash.data.plan_file import MANIFEST_FILE, PlanWriter, load_plan
 from dflash.errors import DataError
-from dflash.records import PlanManifest, PlannedBatch
+from dflash.records import PlanArray, PlanManifest
 
-__all__ = ["BatchPlan", "PlannedRun", "build_plan", "load_plan", "prepare_plan"]
+__all__ = ["BatchPlan", "PlannedRun", "PlannedSamples", "build_plan", "load_plan", "prepare_plan", "survey_plan"]
 
-_PACK, _BATCH_ORDER, _INTERLEAVE = range(3)
-"""Purposes of random streams: each is keyed by (seed, purpose, epoch, bucket), never shared."""
+
+class PlannedSamples(Protocol):
+    """What a plan needs to know of a data set."""
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """[n] tokens of each sample."""
+
+    @property
+    def buckets(self) -> NDArray[Any]:
+        """[n] bucket of each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,61 +45,43 @@ class PlannedRun:
     reused: bool
 
 
-def build_plan(lengths: NDArray[Any], buckets: NDArray[Any], *, plan: PlanConfig, seed: int, epochs: int) -> list[PlannedBatch]:
-    """Pack and order the micro-batches of all epochs.
+def build_plan(samples: PlannedSamples, *, data_fingerprint: str, plan: PlanConfig, seed: int, epochs: int) -> BatchPlan:
+    """A plan in memory.
 
     Args:
-        lengths: [n] length of each sample, in tokens.
-        buckets: [n] bucket of each sample.
-        plan: budgets and limits.
+        samples: lengths and buckets.
+        data_fingerprint: of the data set.
+        plan: budgets, limits and order.
         seed: decides everything random, together with the epoch.
         epochs: passes over the samples.
-
-    Returns:
-        Batches in consumption order; `position` counts through all epochs.
 
     Raises:
         DataError: there is no sample, or one does not fit into a batch.
     """
-    padded = _padded_lengths(lengths, plan)
-    members = [np.flatnonzero(buckets == bucket) for bucket in range(int(buckets.max()) + 1)]
-    batches: list[PlannedBatch] = []
-    orders: list[NDArray[np.int64]] | None = None
-    for epoch in range(epochs):
-        packed = [_pack(padded, rows, plan, (seed, epoch, bucket)) for bucket, rows in enumerate(members)]
-        if orders is None:  # the counts are the same in every epoch: they follow from the lengths alone
-            orders = _orders([len(bucket.padded_length) for bucket in packed], plan, seed, epochs)
-        queues = [
-            _batches_of(bucket, rows, _rng(seed, _BATCH_ORDER, epoch, number))
-            for number, (bucket, rows) in enumerate(zip(packed, members, strict=True))
-        ]
-        for bucket in orders[epoch].tolist():
-            padded_length, rows = next(queues[bucket])
-            batches.append(PlannedBatch(len(batches), epoch, bucket, padded_length, rows))
-    return batches
+    making = _Making(samples, plan=plan, seed=seed, epochs=epochs)
+    made = []
+    for epoch, arrays in enumerate(making.epochs()):
+        making.add(arrays, describe_epoch(arrays, epoch=epoch))
+        made.append(arrays)
+    return BatchPlan(making.manifest(data_fingerprint), made)
 
 
-def prepare_plan(config: Config, data_dir: Path, plan_dir: Path) -> PlannedRun:
+def prepare_plan(config: Config, samples: PlannedSamples, plan_dir: Path, *, data_fingerprint: str) -> PlannedRun:
     """Build the plan of a run and store it, or load the one that is there.
 
     Args:
         config: its `plan`, `run.seed` and `train.epochs` determine the plan.
-        data_dir: a complete data set.
+        samples: of a complete data set.
         plan_dir: folder inside the run's folder; created if absent.
+        data_fingerprint: of the data set.
 
     Raises:
-        DataError: the folder holds a plan made from other data or settings, or a damaged one.
+        DataError: the folder holds a plan made from other data or settings, or a damaged one; or a sample fits no batch.
     """
-    store = SampleStore(data_dir)
-    wanted = {
-        "settings": config.plan.model_dump(mode="json"),
-        "data_fingerprint": store.manifest.fingerprint,
-        "seed": config.run.seed,
-        "epochs": config.train.epochs,
-    }
-    if (plan_dir / "manifest.json").exists():
+    identity = {"data_fingerprint": data_fingerprint, "seed": config.run.seed, "epochs": config.train.epochs}
+    if (plan_dir / MANIFEST_FILE).exists():
         plan = load_plan(plan_dir)
-        for name, value in wanted.items():
+        for name, value in {"settings": config.plan.model_dump(mode="json"), **identity}.items():
             found = getattr(plan.manifest, name)
             if found != value:
                 raise DataError(
@@ -99,73 +89,91 @@ def prepare_plan(config: Config, data_dir: Path, plan_dir: Path) -> PlannedRun:
                     remedy="start a new run for other data or settings: a run keeps the plan it began with",
                 )
         return PlannedRun(plan, reused=True)
-    batches = build_plan(store.lengths, store.buckets, plan=config.plan, seed=config.run.seed, epochs=config.train.epochs)
-    plan = BatchPlan(_manifest(batches, store, config), tuple(batches))
-    write_plan(plan, plan_dir)
-    return PlannedRun(plan, reused=False)
+    making = _Making(samples, plan=config.plan, seed=config.run.seed, epochs=config.train.epochs)
+    writer = PlanWriter(plan_dir)
+    for arrays in making.epochs():
+        making.add(arrays, writer.add(arrays))
+    writer.finish(making.manifest(data_fingerprint))
+    return PlannedRun(load_plan(plan_dir), reused=False)
 
 
-def _padded_lengths(lengths: NDArray[Any], plan: PlanConfig) -> NDArray[np.int64]:
-    if len(lengths) == 0:
-        raise DataError("there is no sample to plan batches for", remedy="build a data set that holds samples")
-    multiple = plan.pad_multiple_tokens
-    padded: NDArray[np.int64] = -(-lengths.astype(np.int64) // multiple) * multiple
-    longest = int(padded.max())
-    if longest > plan.tokens_per_batch:
-        raise DataError(
-            f"a sample of {int(lengths.max())} tokens, padded to {longest}, exceeds plan.tokens_per_batch {plan.tokens_per_batch}",
-            remedy="raise plan.tokens_per_batch, or lower data.max_length_tokens",
+def survey_plan(config: Config, samples: PlannedSamples, *, data_fingerprint: str) -> tuple[PlanManifest, EpochArrays]:
+    """Make a run's plan and keep only its manifest and its first epoch; see `prepare_plan`."""
+    making = _Making(samples, plan=config.plan, seed=config.run.seed, epochs=config.train.epochs)
+    epochs = making.epochs()
+    first = next(epochs)
+    making.add(first, describe_epoch(first, epoch=0))
+    for epoch, arrays in enumerate(epochs, start=1):
+        making.add(arrays, describe_epoch(arrays, epoch=epoch))
+    return making.manifest(data_fingerprint), first
+
+
+class _Making:
+    """A plan in the making, epoch by epoch, and what its manifest will tell."""
+
+    def __init__(self, samples: PlannedSamples, *, plan: PlanConfig, seed: int, epochs: int) -> None:
+        self._planner = Planner(samples.lengths, samples.buckets, plan=plan, seed=seed, epochs=epochs)
+        self._samples = samples
+        self._plan = plan
+        self._seed = seed
+        self._epochs = epochs
+        self._entries: list[PlanArray] = []
+        self._batches: list[int] = []
+        self._padded_tokens = 0
+        self._longest_run = 0
+        self._end = NOTHING_YET
+        self._counts: list[list[int]] = []
+
+    def epochs(self) -> Iterator[EpochArrays]:
+        return self._planner.epochs()
+
+    def add(self, arrays: EpochArrays, entries: Sequence[PlanArray]) -> None:
+        """Count an epoch; `entries` are those of its arrays."""
+        self._entries += entries
+        self._batches.append(len(arrays))
+        self._padded_tokens += int(arrays.padded_tokens.sum())
+        self._longest_run = max(self._longest_run, longest_run(arrays.bucket, after=self._end))
+        self._end = end_of(arrays.bucket, after=self._end)
+        self._counts.append(np.bincount(arrays.bucket).tolist())
+
+    def manifest(self, data_fingerprint: str) -> PlanManifest:
+        tokens = self._epochs * int(self._samples.lengths.sum(dtype=np.int64))
+        return PlanManifest(
+            plan_sha256=plan_sha256(self._entries),
+            settings=self._plan.model_dump(mode="json"),
+            data_fingerprint=data_fingerprint,
+            seed=self._seed,
+            epochs=self._epochs,
+            batches=sum(self._batches),
+            batches_per_epoch=tuple(self._batches),
+            samples=len(self._samples.lengths),
+            tokens=tokens,
+            padded_tokens=self._padded_tokens,
+            padding_efficiency=tokens / self._padded_tokens,
+            padded_lengths_tokens=tuple(self._planner.padded.tokens.tolist()),
+            longest_bucket_run=self._longest_run,
+            bucket_run_feasible=all(self._shortest(counts) <= self._plan.max_bucket_run for counts in self._counts),
+            bucket_run_limit=self._limit(),
+            bucket_run_note=self._note(),
+            arrays=tuple(self._entries),
         )
-    return padded
 
+    def _shortest(self, counts: list[int]) -> int:
+        return shortest_feasible_run(counts, epochs=self._epochs)
 
-def _pack(padded: NDArray[np.int64], rows: NDArray[np.int64], plan: PlanConfig, key: tuple[int, int, int]) -> PackedBucket:
-    seed, epoch, bucket = key
-    return pack_bucket(
-        padded[rows],
-        tokens_per_batch=plan.tokens_per_batch,
-        max_sequences=plan.max_sequences,
-        rng=_rng(seed, _PACK, epoch, bucket),
-    )
+    def _limit(self) -> int:
+        if self._plan.order != "interleave":
+            return 0
+        return max(run_limit(counts, self._plan, epochs=self._epochs) for counts in self._counts)
 
-
-def _orders(counts: Sequence[int], plan: PlanConfig, seed: int, epochs: int) -> list[NDArray[np.int64]]:
-    rngs = [_rng(seed, _INTERLEAVE, epoch, 0) for epoch in range(epochs)]
-    return interleave_buckets(counts, max_run=plan.max_bucket_run, epochs=epochs, rngs=rngs)
-
-
-def _batches_of(packed: PackedBucket, rows: NDArray[np.int64], rng: np.random.Generator) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(padded length, global rows) of a bucket's batches in random order."""
-    members = rows[packed.order]
-    for batch in rng.permutation(len(packed.padded_length)).tolist():
-        start, end = packed.starts[batch], packed.starts[batch + 1]
-        yield int(packed.padded_length[batch]), tuple(members[start:end].tolist())
-
-
-def _rng(seed: int, purpose: int, epoch: int, bucket: int) -> np.random.Generator:
-    return np.random.default_rng((seed, purpose, epoch, bucket))
-
-
-def _manifest(batches: Sequence[PlannedBatch], store: SampleStore, config: Config) -> PlanManifest:
-    epochs = config.train.epochs
-    per_epoch = np.bincount([batch.epoch for batch in batches], minlength=epochs)
-    buckets = np.array([batch.bucket for batch in batches])
-    in_first_epoch = np.bincount(buckets[: per_epoch[0]])
-    tokens = epochs * int(store.lengths.sum(dtype=np.int64))
-    padded_tokens = sum(len(batch.rows) * batch.padded_length_tokens for batch in batches)
-    feasible = shortest_feasible_run(in_first_epoch.tolist(), epochs=epochs) <= config.plan.max_bucket_run
-    return PlanManifest(
-        plan_sha256=content_sha256(batches),
-        settings=config.plan.model_dump(mode="json"),
-        data_fingerprint=store.manifest.fingerprint,
-        seed=config.run.seed,
-        epochs=epochs,
-        batches=len(batches),
-        batches_per_epoch=tuple(per_epoch.tolist()),
-        samples=store.rows,
-        tokens=tokens,
-        padded_tokens=padded_tokens,
-        padding_efficiency=tokens / padded_tokens,
-        longest_bucket_run=longest_run(buckets),
-        bucket_run_feasible=feasible,
-    )
+    def _note(self) -> str:
+        """What is feasible, and why."""
+        counts = max(self._counts, key=self._shortest)
+        total, most, shortest = sum(counts), max(counts), self._shortest(counts)
+        share = f"bucket {counts.index(most)} has {most} of {total} batches an epoch"
+        if self._plan.order != "interleave":
+            return f"the order `{self._plan.order}` keeps no limit; runs of {shortest} are the shortest possible, as {share}"
+        if shortest <= self._plan.max_bucket_run:
+            return f"runs of at most {self._plan.max_bucket_run} are feasible, as {share}"
+        wanted = f"runs of at most {self._plan.max_bucket_run} are not feasible"
+        return f"{wanted}: {share}, {total - most} of others; {shortest} is the shortest"

@@ -1,105 +1,128 @@
-"""The plan on disk: `plan.parquet` with one row a batch, and `manifest.json`, written last.
+"""The plan on disk: one `.npy` file an array and epoch, and `manifest.json`, written last.
 
-Invariant: the manifest's `plan_sha256` is over the batches themselves; a plan that loads is the plan that was written.
+Invariant: the manifest holds the hash of every array, so a plan that loads is the plan that was written. Arrays are memory-mapped,
+never unpickled; an epoch is written before the next one is made.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+import os
+import tokenize
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 
-from dflash.data.parquet import open_parquet, read_columns, versioned_schema
-from dflash.errors import DataError
-from dflash.records import PlanManifest, PlannedBatch, from_json, to_json
-from dflash.records.data import PLAN_SCHEMA_VERSION
-from dflash.storage import atomic_write_bytes, atomic_write_text
+from dflash.data.plan_arrays import ARRAY_NAMES, BatchPlan, EpochArrays, describe_array, describe_epoch, plan_sha256
+from dflash.errors import DataError, StorageError
+from dflash.records import PlanArray, PlanManifest, from_json, to_json
+from dflash.storage import atomic_write_text, fsync_dir
 
-PLAN_FILE = "plan.parquet"
 MANIFEST_FILE = "manifest.json"
 
-_SCHEMA = versioned_schema(
-    pa.schema(
-        [
-            ("position", pa.int64()),
-            ("epoch", pa.int32()),
-            ("bucket", pa.int32()),
-            ("padded_length_tokens", pa.int32()),
-            ("rows", pa.list_(pa.int64())),
-        ]
-    ),
-    PLAN_SCHEMA_VERSION,
-)
+_BROKEN_NPY = (OSError, ValueError, TypeError, SyntaxError, EOFError, OverflowError, MemoryError, tokenize.TokenError)
+"""What numpy raises for a missing, cut or damaged file; its header is a Python literal."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """A verified plan: what it is, and its batches in consumption order."""
+class PlanWriter:
+    """Writes a plan epoch by epoch; nothing counts until `finish`.
 
-    manifest: PlanManifest
-    batches: tuple[PlannedBatch, ...]
+    Args:
+        plan_dir: created if absent; arrays that an interrupted plan left there are removed.
 
+    Raises:
+        StorageError: the folder cannot be written.
+    """
 
-def content_sha256(batches: Sequence[PlannedBatch]) -> str:
-    """SHA-256 (hex) over every field of every batch, as little-endian 64-bit integers."""
-    digest = hashlib.sha256()
-    for batch in batches:
-        head = (batch.position, batch.epoch, batch.bucket, batch.padded_length_tokens, len(batch.rows))
-        digest.update(np.array([*head, *batch.rows], dtype="<i8").tobytes())
-    return digest.hexdigest()
+    def __init__(self, plan_dir: Path) -> None:
+        self._dir = plan_dir
+        self._epochs = 0
+        plan_dir.mkdir(parents=True, exist_ok=True)
+        for left_over in plan_dir.glob("epoch-*.npy"):
+            left_over.unlink()
+
+    def add(self, arrays: EpochArrays) -> tuple[PlanArray, ...]:
+        """Write the next epoch durably; returns its entries for the manifest."""
+        entries = describe_epoch(arrays, epoch=self._epochs)
+        for entry, (_, array) in zip(entries, arrays.named(), strict=True):
+            _write_array(self._dir / entry.path, array)
+        self._epochs += 1
+        return entries
+
+    def finish(self, manifest: PlanManifest) -> None:
+        """Write the manifest: the plan is complete."""
+        fsync_dir(self._dir)
+        atomic_write_text(self._dir / MANIFEST_FILE, to_json(manifest, indent=2) + "\n")
 
 
 def write_plan(plan: BatchPlan, plan_dir: Path) -> None:
-    """Write a plan durably, the manifest last; the folder is created."""
-    batches = plan.batches
-    offsets = np.concatenate([[0], np.cumsum([len(batch.rows) for batch in batches])])
-    rows = pa.array(np.fromiter(chain.from_iterable(b.rows for b in batches), dtype=np.int64))
-    columns = [
-        pa.array([batch.position for batch in batches], pa.int64()),
-        pa.array([batch.epoch for batch in batches], pa.int32()),
-        pa.array([batch.bucket for batch in batches], pa.int32()),
-        pa.array([batch.padded_length_tokens for batch in batches], pa.int32()),
-        pa.LargeListArray.from_arrays(pa.array(offsets), rows).cast(pa.list_(pa.int64())),
-    ]
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(columns, schema=_SCHEMA), sink, compression="zstd")
-    plan_dir.mkdir(parents=True, exist_ok=True)
-    atomic_write_bytes(plan_dir / PLAN_FILE, sink.getvalue().to_pybytes())
-    atomic_write_text(plan_dir / MANIFEST_FILE, to_json(plan.manifest, indent=2) + "\n")
+    """Write a plan that is in memory."""
+    writer = PlanWriter(plan_dir)
+    for arrays in plan.epochs:
+        writer.add(arrays)
+    writer.finish(plan.manifest)
+
+
+def read_plan_manifest(plan_dir: Path) -> PlanManifest:
+    """What a stored plan is, without reading its arrays.
+
+    Raises:
+        SchemaVersionError: written with another schema version.
+        DataError: there is no plan, or its manifest is damaged.
+    """
+    file = plan_dir / MANIFEST_FILE
+    if not file.is_file():
+        raise DataError(f"there is no batch plan in {plan_dir}", remedy="prepare the run first: it builds the plan")
+    return from_json(PlanManifest, file.read_bytes(), origin=str(file))
 
 
 def load_plan(plan_dir: Path) -> BatchPlan:
-    """Read a plan and verify it.
+    """Map a plan into memory and verify every array.
 
     Raises:
         SchemaVersionError: written with another schema version.
         DataError: missing, or not the plan that its manifest describes.
     """
-    file = plan_dir / MANIFEST_FILE
-    if not file.is_file():
-        raise DataError(f"there is no batch plan in {plan_dir}", remedy="prepare the run first: it builds the plan")
-    manifest = from_json(PlanManifest, file.read_bytes(), origin=str(file))
-    batches = _read_batches(plan_dir / PLAN_FILE)
-    found = content_sha256(batches)
-    if found != manifest.plan_sha256:
+    manifest = read_plan_manifest(plan_dir)
+    entries = {(entry.epoch, entry.name): entry for entry in manifest.arrays}
+    wanted = [(epoch, name) for epoch in range(manifest.epochs) for name in ARRAY_NAMES]
+    if sorted(entries) != sorted(wanted) or plan_sha256(manifest.arrays) != manifest.plan_sha256:
         raise DataError(
-            f"{plan_dir / PLAN_FILE} has the hash {found[:16]}..., its manifest says {manifest.plan_sha256[:16]}...",
+            f"{plan_dir / MANIFEST_FILE} lists arrays that do not make the plan {manifest.plan_sha256[:16]}...",
             remedy="restore the file from a copy; a run cannot go on with another plan",
         )
-    return BatchPlan(manifest, batches)
+    epochs = [
+        EpochArrays(**{name: _map_array(plan_dir, entries[epoch, name]) for name in ARRAY_NAMES})
+        for epoch in range(manifest.epochs)
+    ]
+    return BatchPlan(manifest, epochs)
 
 
-def _read_batches(path: Path) -> tuple[PlannedBatch, ...]:
-    with open_parquet(path, _SCHEMA, version=PLAN_SCHEMA_VERSION) as file:
-        *heads, rows = read_columns(file, path, columns=_SCHEMA.names, group=None)
-    flat = tuple(rows.flatten().to_numpy().tolist())
-    ends = np.cumsum(rows.value_lengths().to_numpy()).tolist()
-    members = (flat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
-    columns = (column.to_numpy().tolist() for column in heads)
-    return tuple(PlannedBatch(*fields) for fields in zip(*columns, members, strict=True))
+def _write_array(path: Path, array: NDArray[Any]) -> None:
+    try:
+        with path.open("wb") as file:
+            npy.write_array(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", remedy="check that the folder has free space") from error
+
+
+def _map_array(plan_dir: Path, entry: PlanArray) -> NDArray[Any]:
+    path = plan_dir / entry.path
+    if Path(entry.path).name != entry.path:
+        raise DataError(f"the plan in {plan_dir} names a file outside its folder: {entry.path}", remedy="build the plan anew")
+    try:
+        array = np.asarray(npy.open_memmap(path, mode="r"))
+    except _BROKEN_NPY as error:
+        raise DataError(
+            f"{path} is no array of a batch plan: {error}", remedy="restore the file from a copy; a run keeps its plan"
+        ) from error
+    if array.ndim != 1 or describe_array(array, epoch=entry.epoch, name=entry.name) != entry:
+        raise DataError(
+            f"{path} is not the array that the manifest describes ({entry.length} x {entry.dtype}, hash {entry.sha256[:16]}...)",
+            remedy="restore the file from a copy; a run cannot go on with another plan",
+        )
+    return array

@@ -1,10 +1,12 @@
 """Build a data set, or find the one that is there: the one entry to the room's first half.
 
-Everything is written into `<fingerprint>.partial`; the manifest comes last, then the folder gets its real name. So a
-folder with the real name is complete, and a killed build leaves nothing that could be taken for data. The answers lie
-outside, in a journal that outlives any build.
+The steps, each of which another runner may map over its own workers: describe the sources, plan the units, (with measured
+edges: stage the units and fix the edges,) build the units, commit. This module runs them here, one unit after the other,
+each of them tokenized by `data.workers` processes.
 
-One build at a time in one data folder: a second process waits, and then usually finds the data set ready.
+Where things are: `<data.store, or run.root/data>/<recipe>/`; versions of one data set that differ in their files share that
+folder and every unit they have in common. One build at a time in one local store: a second process waits, and then usually
+finds everything ready. On S3 builders may race: see `commit`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +23,30 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from dflash.config import Config
-from dflash.data.answers import GenerateFn, Progress
-from dflash.data.build import DataBuild
-from dflash.data.fingerprint import data_fingerprint, described_fingerprint, source_description
-from dflash.data.manifest import read_manifest
+from dflash.data.answers import Answerer
+from dflash.data.bad_rows import check_share, refuse_if_forbidden
+from dflash.data.commit import commit, fix_edges, judge, known_edges, point_to
+from dflash.data.fingerprint import answers_fingerprint, data_set_fingerprint, make_recipe
+from dflash.data.manifest import PREVIEW_FILE, Verify, manifest_name, read_manifest
+from dflash.data.put import SCRATCH_FOLDER
+from dflash.data.sources import Progress, UnitSpec, describe_sources, plan_units, survey_source
 from dflash.data.tokenizer import resolve_mask_token_id
-from dflash.errors import DataError
+from dflash.data.units import STAGING, BuildJob, build_unit, reuse_policy, stage_unit
+from dflash.errors import DataError, SchemaVersionError
 from dflash.records import DataManifest
-from dflash.storage import fsync_dir
+from dflash.storage import Store, open_store
 
-__all__ = ["PreparedData", "data_fingerprint", "load_data", "prepare_data"]
+__all__ = [
+    "PreparedData",
+    "check_before_asking",
+    "exclusive",
+    "find_data",
+    "load_data",
+    "open_job",
+    "plan_build",
+    "prepare_data",
+    "read_preview",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -39,27 +56,44 @@ class PreparedData:
     """A complete data set.
 
     Attributes:
-        dir: its folder.
+        location: its folder, an absolute path or `s3://...`; other versions of it lie in the same folder.
+        fingerprint: which version.
         reused: it was there already.
     """
 
-    dir: Path
+    location: str
+    fingerprint: str
     manifest: DataManifest
     reused: bool
 
+    @property
+    def store(self) -> Store:
+        """Its folder."""
+        return open_store(self.location)
 
-def load_data(data_dir: Path, *, verify: bool = False) -> PreparedData:
+
+def load_data(location: str | Path, *, fingerprint: str | None, verify: Verify) -> PreparedData:
     """Open a complete data set.
 
     Args:
-        data_dir: its folder.
-        verify: hash every file; otherwise presence and sizes are compared.
+        location: its folder.
+        fingerprint: which version; the newest if None.
+        verify: which hashes are compared; presence and sizes always are.
 
     Raises:
         SchemaVersionError: written with another schema version.
         DataError: incomplete or damaged.
     """
-    return PreparedData(data_dir, read_manifest(data_dir, verify=verify), reused=True)
+    store = open_store(location)
+    manifest = read_manifest(store, fingerprint=fingerprint, verify=verify)
+    return PreparedData(store.uri, manifest.fingerprint, manifest, reused=True)
+
+
+def read_preview(data: PreparedData) -> str | None:
+    """The page that shows samples of the newest version, if it is there."""
+    if data.store.size(PREVIEW_FILE) is None:
+        return None
+    return data.store.read(PREVIEW_FILE).decode("utf-8")
 
 
 def prepare_data(
@@ -68,7 +102,7 @@ def prepare_data(
     tokenizer: PreTrainedTokenizerBase,
     vocab_size: int,
     target_fingerprint: str,
-    generate: GenerateFn | None,
+    answerer: Answerer | None,
     progress: Progress,
 ) -> PreparedData:
     """Build the data set that a configuration describes, unless an identical one is there.
@@ -78,72 +112,160 @@ def prepare_data(
         tokenizer: the target's.
         vocab_size: rows of the target's embedding.
         target_fingerprint: identity of the target that writes the answers.
-        generate: the target; needed if `data.answers.regenerate` and answers are missing.
+        answerer: the target; needed if `data.answers.regenerate` and answers are missing.
         progress: called with (label, done, total).
 
     Raises:
-        DataError: rows, tokens or the template cannot be used; nothing but the journal of answers is left behind.
+        DataError: rows, tokens or the template cannot be used; finished units and the journals of answers are kept.
+        StorageError: a source file is missing or changes while it is read, or the store cannot be used.
+        TargetError: the mask token is not usable.
+    """
+    job, units = plan_build(
+        config, tokenizer=tokenizer, vocab_size=vocab_size, target_fingerprint=target_fingerprint, progress=progress
+    )
+    with exclusive(job):
+        found = find_data(job, units)
+        if found is not None:
+            return found
+        if config.data.answers.regenerate:
+            check_before_asking(job, units)
+        edges = known_edges(job)
+        if edges is None:
+            staged = [
+                stage_unit(spec, job=job, tokenizer=tokenizer, answerer=answerer, progress=own)
+                for spec, own in _with_progress(units, progress)
+            ]
+            edges = fix_edges(job, staged)
+        records = [
+            build_unit(spec, job=job, edges=edges, tokenizer=tokenizer, answerer=answerer, progress=own)
+            for spec, own in _with_progress(units, progress)
+        ]
+        manifest = commit(records, job=job, tokenizer=tokenizer)
+    return PreparedData(job.store.uri, manifest.fingerprint, manifest, reused=False)
+
+
+def plan_build(
+    config: Config, *, tokenizer: PreTrainedTokenizerBase, vocab_size: int, target_fingerprint: str, progress: Progress
+) -> tuple[BuildJob, list[UnitSpec]]:
+    """What there is to build, without building anything.
+
+    Raises:
         StorageError: a source file is missing.
+        TargetError: the mask token is not usable.
+        DataError: the same file comes twice.
+    """
+    job = open_job(config, tokenizer=tokenizer, vocab_size=vocab_size, target_fingerprint=target_fingerprint)
+    return job, plan_units(config.data, describe_sources(config.data, progress=progress), job.recipe)
+
+
+def open_job(config: Config, *, tokenizer: PreTrainedTokenizerBase, vocab_size: int, target_fingerprint: str) -> BuildJob:
+    """What all units of a data set share, before its sources are known.
+
+    Raises:
         TargetError: the mask token is not usable.
     """
     mask_token_id = resolve_mask_token_id(config.target, tokenizer, vocab_size=vocab_size)
-    source = source_description(config.data)
-    fingerprint = described_fingerprint(config, source, tokenizer=tokenizer, target_fingerprint=target_fingerprint)
-    root = Path(config.run.root) / "data"
-    root.mkdir(parents=True, exist_ok=True)
-    folder = root / fingerprint[:16]
-    with _exclusive(root):
-        if folder.exists():
-            return _reused(folder, fingerprint)
-        identity = {
-            "fingerprint": fingerprint,
-            "source": source,
-            "target_fingerprint": target_fingerprint,
-            "vocab_size": vocab_size,
-            "mask_token_id": mask_token_id,
-        }
-        build = DataBuild(config, tokenizer, identity, folder)
-        with _partial_folder(folder) as partial:
-            manifest = build.run(partial, generate=generate, progress=progress)
-    return PreparedData(folder, manifest, reused=False)
+    recipe = make_recipe(
+        config, tokenizer=tokenizer, target_fingerprint=target_fingerprint, vocab_size=vocab_size, mask_token_id=mask_token_id
+    )
+    local = Path(config.run.root) / "data"
+    answers = answers_fingerprint(config, tokenizer=tokenizer, target_fingerprint=target_fingerprint)
+    return BuildJob(
+        config=config,
+        recipe=recipe,
+        location=f"{open_store(config.data.store or local).uri}/{recipe.fingerprint[:16]}",
+        journals=str((local / "answers" / answers[:16]).absolute()),
+    )
 
 
-def _reused(folder: Path, fingerprint: str) -> PreparedData:
-    manifest = read_manifest(folder, verify=True)
-    if manifest.fingerprint != fingerprint:
-        raise DataError(
-            f"{folder} holds a data set with the fingerprint {manifest.fingerprint}, expected {fingerprint}",
-            remedy=f"remove {folder} and build the data set again",
-        )
-    logger.info("data set %s is unchanged and complete: reused", folder)
-    return PreparedData(folder, manifest, reused=True)
+def find_data(job: BuildJob, units: Sequence[UnitSpec]) -> PreparedData | None:
+    """The data set of these units if it is there, complete and undamaged; None if it must be built (or mended).
+
+    Raises:
+        SchemaVersionError: it was written with another schema version.
+        DataError: it was built under policies on bad rows that were milder than the present ones.
+    """
+    store, edges = job.store, known_edges(job)
+    if edges is None:
+        return None
+    fingerprint = data_set_fingerprint(job.recipe.fingerprint, edges=edges, units=[spec.unit for spec in units])
+    if store.size(manifest_name(fingerprint)) is None:
+        return None
+    try:
+        manifest = read_manifest(store, fingerprint=fingerprint, verify=reuse_policy(store, job.config))
+    except SchemaVersionError:
+        raise
+    except DataError as error:
+        logger.warning("%s; the data set is mended", error.what)
+        return None
+    judge(manifest, job)
+    point_to(store, manifest)
+    logger.info("data set %s is unchanged and complete: reused", store.uri)
+    return PreparedData(store.uri, fingerprint, manifest, reused=True)
 
 
 @contextmanager
-def _exclusive(root: Path) -> Iterator[None]:
-    """Hold the data folder's lock; the kernel releases it however the process ends."""
-    with (root / ".lock").open("w") as lock:
+def exclusive(job: BuildJob) -> Iterator[None]:
+    """Be the one builder of a local store; the kernel releases the lock however the process ends. Remote stores have no lock.
+
+    What killed builds left unfinished goes first: nobody else can be at work on it.
+    """
+    folder = job.store.local_root
+    if folder is None:
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.info("another process builds data in %s: waiting for it", root)
+            logger.info("another process builds data in %s: waiting for it", folder.parent)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_scratch(folder)
         yield
+        _remove_scratch(folder)
+        staging = folder / STAGING
+        if staging.exists() and not any(staging.glob("units/*.json")):
+            shutil.rmtree(staging)
 
 
-@contextmanager
-def _partial_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder that becomes `folder` on success and is removed on failure."""
-    partial = folder.with_suffix(".partial")
-    if partial.exists():
-        logger.info("removing %s, left by a build that was killed; its answers are kept in the journal", partial)
-        shutil.rmtree(partial)
-    partial.mkdir()
-    try:
-        yield partial
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    fsync_dir(partial)
-    partial.rename(folder)
-    fsync_dir(folder.parent)
+def _remove_scratch(folder: Path) -> None:
+    for scratch in (folder / SCRATCH_FOLDER, folder / STAGING / SCRATCH_FOLDER):
+        if scratch.exists():
+            shutil.rmtree(scratch)
+
+
+def check_before_asking(job: BuildJob, units: Sequence[UnitSpec]) -> None:
+    """Read all sources and judge their bad rows before the target works for hours on the good ones.
+
+    Raises:
+        BadRowError: a bad row, where none is tolerated.
+        DataError: too many of them.
+    """
+    surveys = [survey_source(job.config.data, spec.source, limit=spec.limit) for spec in units]
+    example = next((survey.first_bad for survey in surveys if survey.first_bad is not None), None)
+    if example is not None:
+        refuse_if_forbidden(example, job.config.data)
+    counts: Counter[str] = Counter()
+    for survey in surveys:
+        counts.update(survey.quarantined)
+    rows = sum(survey.rows for survey in surveys)
+    check_share(
+        dict(sorted(counts.items())), rows=rows, data=job.config.data, example=example, listed_in="nothing was asked or built yet"
+    )
+
+
+def _with_progress(units: Sequence[UnitSpec], progress: Progress) -> Iterator[tuple[UnitSpec, Progress]]:
+    """Each unit with a progress that counts rows through all units."""
+    total, before = sum(spec.rows_expected for spec in units), 0
+    for spec in units:
+
+        def own(label: str, done: int, of: int, *, before: int = before) -> None:
+            if label == "answers":  # counted in answers, for which the rows of other units mean nothing
+                progress(label, done, of)
+            else:
+                progress(label, min(before + done, total), total)
+
+        yield spec, own
+        before += spec.rows_expected
+    progress("tokenize", total, total)

@@ -1,6 +1,8 @@
-"""A page that lets a person see what is trained on: sample texts with the supervised tokens coloured.
+"""A page that lets a person see what is trained on: sample texts with the supervised tokens coloured, bucket by bucket.
 
-Everything shown is escaped; the page is one file without scripts or outside resources.
+Everything shown is escaped and cannot leave its place (control and direction signs are made visible or kept inside); the page
+is one file without scripts or outside resources, and says so to the browser. Long samples show their beginning and their end:
+a page with every token of a hundred long samples opens on no telephone.
 """
 
 from __future__ import annotations
@@ -11,102 +13,145 @@ from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
-from dflash.data.shards import TokenizedSample
-from dflash.records import DataManifest
+from dflash.data.buckets import bucket_of
+from dflash.data.columns import TokenizedSample
+from dflash.data.preview_style import PAGE_STYLE
+from dflash.records import BucketStats, DataManifest
 
-_STYLE = """
-:root { --ink:#1d2430; --soft:#5d6878; --line:#dfe4ea; --page:#f6f8fa; --card:#fff;
-  --on:#cdeed6; --on-edge:#8fd3a3; --tag:#7a4fb3; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e4e9f0; --soft:#93a0b2; --line:#2c3644; --page:#11161d; --card:#182029;
-  --on:#17492b; --on-edge:#2f8350; --tag:#c6a5f3; } }
-* { box-sizing:border-box }
-body { margin:0 auto; max-width:1080px; padding:28px 24px 60px; background:var(--page); color:var(--ink);
-  font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif }
-h1 { font-size:22px; margin:0 0 4px } h2 { font-size:16px; margin:30px 0 10px }
-p { margin:4px 0; color:var(--soft) }
-.legend span { padding:1px 7px; border-radius:4px; margin-right:8px }
-table { border-collapse:collapse; font-variant-numeric:tabular-nums; margin:14px 0 }
-th,td { text-align:right; padding:4px 16px 4px 0; border-bottom:1px solid var(--line); font-weight:400 }
-th { color:var(--soft); font-size:13px }
-article { background:var(--card); border:1px solid var(--line); border-radius:8px; margin:10px 0; padding:10px 14px }
-header { display:flex; gap:14px; flex-wrap:wrap; color:var(--soft); font-size:13px; margin-bottom:6px }
-header b { color:var(--ink); font-weight:600 }
-pre { margin:0; white-space:pre-wrap; overflow-wrap:anywhere; font:13px/1.65 ui-monospace,SFMono-Regular,Menlo,monospace }
-.on { background:var(--on); box-shadow:inset 0 -1px 0 var(--on-edge) }
-.t { border-left:1px solid color-mix(in srgb, var(--soft) 32%, transparent) }
-.s { color:var(--tag) } .n { color:var(--soft); opacity:.75 }
-"""
+HEAD_TOKENS = 700
+TAIL_TOKENS = 300
+"""Tokens shown of a longer sample: of its beginning, and of its end."""
+
+_CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) != "\n"} | {0x7F: 0x2421}
 
 
 def preview_page(samples: Sequence[TokenizedSample], manifest: DataManifest, tokenizer: PreTrainedTokenizerBase) -> str:
     """HTML of some samples of a data set.
 
     Args:
-        samples: what to show, in order.
-        manifest: the data set's manifest, for the figures above.
+        samples: what to show, in any order; a few of each bucket.
+        manifest: the data set's manifest, for the figures.
         tokenizer: turns ids into text.
 
     Returns:
         A complete page.
     """
     special = frozenset(tokenizer.added_tokens_decoder)
-    articles = "\n".join(_article(sample, tokenizer, special) for sample in samples)
-    rows = "".join(
-        f"<tr><td>{b.bucket}</td><td>{b.upper_edge_tokens}</td><td>{b.samples:,}</td><td>{b.tokens:,}</td>"
-        f"<td>{b.supervised_tokens:,}</td></tr>"
-        for b in manifest.buckets
+    ordered = sorted(samples, key=lambda sample: bucket_of(len(sample.input_ids), manifest.edges_tokens))
+    sections = "\n".join(
+        _section(manifest.buckets[bucket], list(group), tokenizer, special)
+        for bucket, group in groupby(ordered, key=lambda sample: bucket_of(len(sample.input_ids), manifest.edges_tokens))
     )
-    supervised = manifest.supervised_tokens / max(manifest.tokens, 1)
-    quarantined = ", ".join(f"{escape(code)} {count}" for code, count in manifest.quarantined.items()) or "none"
-    written_by = "the target itself" if manifest.on_policy else "the corpus"
+    name = escape(manifest.fingerprint[:16])
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Data preview {escape(manifest.fingerprint[:16])}</title><style>{_STYLE}</style></head><body>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Data preview {name}</title><style>{PAGE_STYLE}</style></head><body>
 <h1>Training data, as tokens</h1>
-<p>Data set <code>{escape(manifest.fingerprint[:16])}</code> for target <code>{escape(manifest.target_path)}</code>; answers written
-by {written_by}. {manifest.samples:,} samples, {manifest.tokens:,} tokens, {supervised:.0%} supervised;
-quarantined rows: {quarantined}.</p>
-<p class="legend"><span class="on">supervised: the drafter learns to predict these</span><span class="s">special token</span>
-Thin lines part tokens; <span class="n">&#9166;</span> is a line break inside a token.</p>
-<table><tr><th>bucket</th><th>up to tokens</th><th>samples</th><th>tokens</th><th>supervised</th></tr>{rows}</table>
-<h2>{len(samples)} samples, spread over buckets</h2>
-{articles}
+<p>Data set <code>{name}</code> for target <code>{escape(manifest.target_id)}</code></p>
+{_figures(manifest)}
+<p class="legend"><span><mark><i>supervised</i></mark> what the drafter learns to predict</span>
+<span><i>context</i> what it only sees</span><span><b>special</b> token of the template</span>
+<span><u>&#9166;</u> line break</span></p>
+{_table(manifest)}
+{sections}
 </body></html>
 """
 
 
-def _article(sample: TokenizedSample, tokenizer: PreTrainedTokenizerBase, special: frozenset[int]) -> str:
-    supervised = sum(sample.loss_mask)
-    spans = "".join(_spans(sample, tokenizer, special))
-    return (
-        f"<article><header><b>{escape(sample.sample_id)}</b><span>{escape(sample.kind)}</span>"
-        f"<span>{len(sample.input_ids)} tokens</span><span>{supervised} supervised</span></header><pre>{spans}</pre></article>"
+def _figures(manifest: DataManifest) -> str:
+    share = manifest.supervised_tokens / max(manifest.tokens, 1)
+    quarantined = ", ".join(f"{escape(code)} {count:,}" for code, count in manifest.quarantined.items()) or "none"
+    flags = ", ".join(f"{escape(str(key))}={escape(str(value))}" for key, value in manifest.template_flags.items()) or "none"
+    figures = (
+        ("samples", f"{manifest.samples:,}"),
+        ("tokens", f"{manifest.tokens:,}"),
+        ("supervised", f"{share:.0%}"),
+        ("answers by", "the target itself" if manifest.on_policy else "the corpus"),
+        ("template flags", flags),
+        ("rows set aside", quarantined),
     )
+    return '<dl class="figures">' + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures) + "</dl>"
 
 
-def _spans(sample: TokenizedSample, tokenizer: PreTrainedTokenizerBase, special: frozenset[int]) -> Iterator[str]:
-    tokens = zip(sample.input_ids, sample.loss_mask, strict=True)
-    for supervised, run in groupby(tokens, key=lambda pair: pair[1]):
-        inner = "".join(
-            f'<span class="t s">{_visible(text)}</span>' if is_special else f'<span class="t">{_visible(text)}</span>'
-            for text, is_special in _pieces((token for token, _ in run), tokenizer, special)
-        )
-        yield f'<span class="on">{inner}</span>' if supervised else inner
+def _table(manifest: DataManifest) -> str:
+    most = max((bucket.tokens for bucket in manifest.buckets), default=0) or 1
+    rows = "".join(
+        f"<tr><td>{bucket.bucket}</td><td>{bucket.upper_edge_tokens:,}</td><td>{bucket.samples:,}</td><td>{bucket.tokens:,}</td>"
+        f"<td>{bucket.supervised_tokens / max(bucket.tokens, 1):.0%}</td>"
+        f'<td class="bar"><s style="width:{100 * bucket.tokens / most:.1f}%"></s></td></tr>'
+        for bucket in manifest.buckets
+    )
+    head = "<th>bucket</th><th>up to</th><th>samples</th><th>tokens</th><th>supervised</th><th>share of tokens</th>"
+    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def _pieces(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase, special: frozenset[int]) -> Iterator[tuple[str, bool]]:
-    """Text of each token; tokens that are parts of one character come together."""
+def _section(
+    bucket: BucketStats, samples: Sequence[TokenizedSample], tokenizer: PreTrainedTokenizerBase, special: frozenset[int]
+) -> str:
+    articles = "\n".join(_article(sample, tokenizer, special) for sample in samples)
+    title = f"Bucket {bucket.bucket}: up to {bucket.upper_edge_tokens:,} tokens"
+    return f"<section><h2>{title} <small>{len(samples)} of {bucket.samples:,} samples</small></h2>\n{articles}\n</section>"
+
+
+def _article(sample: TokenizedSample, tokenizer: PreTrainedTokenizerBase, special: frozenset[int]) -> str:
+    ids = [int(token) for token in sample.input_ids]
+    supervised = sum(end - start for start, end in sample.loss_spans)
+    left_out = len(ids) - HEAD_TOKENS - TAIL_TOKENS
+    if left_out <= 0:
+        text = _shown(ids, sample.loss_spans, 0, tokenizer, special)
+    else:
+        head = _shown(ids[:HEAD_TOKENS], sample.loss_spans, 0, tokenizer, special)
+        tail = _shown(ids[-TAIL_TOKENS:], sample.loss_spans, len(ids) - TAIL_TOKENS, tokenizer, special)
+        text = f"{head}</pre><p class=gap>{left_out:,} tokens left out</p><pre>{tail}"
+    facts = (sample.source, f"{len(ids):,} tokens", f"{supervised:,} supervised", f"{sample.turns} turns")
+    shown = "".join(f"<span>{escape(fact)}</span>" for fact in facts)
+    return f"<article><header><strong>{escape(sample.sample_id)}</strong>{shown}</header><pre>{text}</pre></article>"
+
+
+def _shown(
+    ids: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    offset: int,
+    tokenizer: PreTrainedTokenizerBase,
+    special: frozenset[int],
+) -> str:
+    """HTML of tokens that begin at place `offset` of their sample."""
+    mask = [False] * len(ids)
+    for start, end in spans:
+        for place in range(max(start - offset, 0), min(end - offset, len(ids))):
+            mask[place] = True
+    pieces = _pieces(zip(ids, mask, strict=True), tokenizer)
+    runs = groupby(pieces, key=lambda piece: piece[2])
+    html = []
+    for supervised, run in runs:
+        inner = "".join(f"<b>{_visible(text)}</b>" if token in special else f"<i>{_visible(text)}</i>" for text, token, _ in run)
+        html.append(f"<mark>{inner}</mark>" if supervised else inner)
+    return "".join(html)
+
+
+def _pieces(tokens: Iterable[tuple[int, bool]], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, int, bool]]:
+    """Text, id and mask of each token; tokens that are parts of one character come together, under the last one's mask.
+
+    Each is decoded behind the one before it, as some decoders drop the space that a text begins with.
+    """
+    before: list[int] = []
     waiting: list[int] = []
-    for token in ids:
+    for token, supervised in tokens:
         waiting.append(token)
-        text = tokenizer.decode(waiting, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = _decoded(before + waiting, tokenizer)[len(_decoded(before, tokenizer)) :]
         if text.endswith("\ufffd") and len(waiting) < 4:
             continue
-        yield text, token in special
-        waiting.clear()
+        yield text, token, supervised
+        before, waiting = waiting, []
     if waiting:
-        yield tokenizer.decode(waiting, skip_special_tokens=False, clean_up_tokenization_spaces=False), False
+        yield _decoded(waiting, tokenizer), waiting[-1], False
+
+
+def _decoded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
 
 
 def _visible(text: str) -> str:
-    return escape(text).replace("\n", '<span class="n">&#9166;</span>\n')
+    return escape(text.translate(_CONTROL_PICTURES)).replace("\n", "<u>&#9166;</u>\n")

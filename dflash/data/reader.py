@@ -1,33 +1,33 @@
 """Reading samples by row number, and collating planned batches.
 
-Row groups are decoded once and kept in a cache bounded in bytes (least recently used goes first), because a plan visits
-rows in random order and a row group is the smallest thing Parquet can decode.
+A plan visits rows in random order, so a sample is read as the one page that holds it (see `reader_pages`): from a memory map
+of a local data set, by ranged reads of one in an object store, where all pages of a batch are asked for at once.
 
 Invariant: a batch is right-padded (safe on every model family) to exactly the padded length that its plan stores.
+The price in memory: 5 bytes a row (length and bucket), under 100 bytes a row group, and `reader.cache_mib`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dflash.data.manifest import read_manifest, read_prompt_hashes_of
-from dflash.data.parquet import open_parquet, read_columns
-from dflash.data.shards import SAMPLE_SCHEMA
+from dflash.config.data import ReaderConfig
+from dflash.data.manifest import read_manifest
+from dflash.data.reader_access import RawReader, RawSample
+from dflash.data.reader_files import CONNECTIONS, DAMAGE, ShardBytes, ShardFooter, damaged, open_shard_bytes, read_footer
+from dflash.data.reader_prefetch import prefetch
 from dflash.errors import DataError
 from dflash.records import PlannedBatch
-from dflash.records.data import DATA_SCHEMA_VERSION
+from dflash.storage import open_store
 
-CACHE_BYTES = 256 * 2**20
-"""Decoded samples that a store keeps; 50 million tokens."""
+_NO_LENGTHS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,63 +59,44 @@ class Batch:
         return self.input_ids.nbytes + self.loss_mask.nbytes + self.lengths.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class _RowGroup:
-    """Decoded samples of one row group, end to end: sample i is [offsets[i], offsets[i+1])."""
-
-    offsets: NDArray[np.int64]
-    input_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-
-    @property
-    def nbytes(self) -> int:
-        return self.offsets.nbytes + self.input_ids.nbytes + self.loss_mask.nbytes
-
-
 class SampleStore:
-    """Random access to the samples of a data set; use as a context manager, or call `close`.
+    """Random access to the samples of a data set, from any number of threads; use as a context manager, or call `close`.
 
     Args:
-        data_dir: a complete data set.
+        location: folder or `s3://bucket/prefix` of a complete data set.
+        fingerprint: of the version that is meant; the newest if None.
+        reader: bytes to keep, and how much to verify on opening.
 
     Attributes:
         manifest: the data set's manifest.
         rows: number of samples.
         lengths: [rows] int32 tokens of each sample.
-        buckets: [rows] int32 bucket of each sample.
+        buckets: [rows] int8 bucket of each sample.
 
     Raises:
         SchemaVersionError: a file was written with another schema version.
         DataError: the data set is incomplete or damaged.
+        StorageError: it cannot be reached.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        self.manifest = read_manifest(data_dir, verify=False)
-        self._open_files = ExitStack()
-        self._groups: list[tuple[pq.ParquetFile, Path, int]] = []
-        lengths: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-        group_rows: list[int] = []
-        for shard in self.manifest.shards:
-            path = data_dir / shard.path
-            file = self._open_files.enter_context(open_parquet(path, SAMPLE_SCHEMA, version=DATA_SCHEMA_VERSION))
-            lengths.append(read_columns(file, path, columns=["length"], group=None)[0].to_numpy())
-            if len(lengths[-1]) != shard.rows:
-                raise DataError(
-                    f"{path} has {len(lengths[-1])} rows, the manifest says {shard.rows}",
-                    remedy=f"remove {data_dir} and build the data set again",
-                )
-            for group in range(file.num_row_groups):
-                self._groups.append((file, path, group))
-                group_rows.append(file.metadata.row_group(group).num_rows)
-        self._group_ends = np.cumsum(group_rows, dtype=np.int64)
-        self.lengths: NDArray[np.int32] = np.concatenate(lengths)
+    def __init__(self, location: str | Path, *, fingerprint: str | None, reader: ReaderConfig) -> None:
+        store = open_store(location)
+        self.manifest = read_manifest(store, fingerprint=fingerprint, verify=reader.verify)
         shards = self.manifest.shards
-        self.buckets: NDArray[np.int32] = np.repeat(
-            np.array([shard.bucket for shard in shards], np.int32), [shard.rows for shard in shards]
+        self.rows = sum(shard.rows for shard in shards)
+        self.buckets: NDArray[np.int8] = np.repeat(
+            np.array([shard.bucket for shard in shards], np.int8), [shard.rows for shard in shards]
         )
-        self.rows = len(self.lengths)
-        self._cache: OrderedDict[int, _RowGroup] = OrderedDict()
-        self._cached_bytes = 0
+        self.lengths: NDArray[np.int32] = np.empty(self.rows, np.int32)
+        self._source: ShardBytes = open_shard_bytes(store, shards)
+        try:
+            footers = self._read_footers(store.uri, connections=CONNECTIONS if store.local_root is None else 1)
+        except BaseException:
+            self._source.close()
+            raise
+        self._reader = RawReader(
+            self._source, store.uri, shards, footers=footers, lengths=self.lengths, cache_bytes=reader.cache_mib * 2**20
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -124,11 +105,25 @@ class SampleStore:
         self.close()
 
     def close(self) -> None:
-        """Close the files; the store is of no use afterwards."""
-        self._open_files.close()
+        """Let go of the files; the store is of no use afterwards."""
+        self._source.close()
 
     def read(self, rows: Sequence[int]) -> list[Sample]:
-        """The samples of global row numbers, in the order asked for.
+        """The samples of global row numbers, in the order asked for; their arrays are read-only.
+
+        Raises:
+            DataError: no such row, or its bytes are damaged.
+        """
+        samples = []
+        for raw in self.read_raw(rows):
+            width = len(raw.input_ids)
+            mask = _loss_mask([raw.loss_spans], np.array([width]), width=width)[0]
+            mask.setflags(write=False)
+            samples.append(Sample(raw.input_ids, mask))
+        return samples
+
+    def read_raw(self, rows: Sequence[int]) -> list[RawSample]:
+        """The samples as they are stored, in the order asked for.
 
         Raises:
             DataError: no such row, or its bytes are damaged.
@@ -140,33 +135,24 @@ class SampleStore:
                 f"row {outside[0]} is asked for, the data set has the rows 0..{self.rows - 1}",
                 remedy="use a plan that was made for this data set",
             )
-        groups = np.searchsorted(self._group_ends, wanted, side="right")
-        samples: list[Sample | None] = [None] * len(wanted)
-        # Group by group, so that even a full cache decodes each row group once a batch.
-        for place in np.argsort(groups, kind="stable").tolist():
-            group = int(groups[place])
-            data = self._group(group)
-            first_row = int(self._group_ends[group - 1]) if group else 0
-            index = int(wanted[place]) - first_row
-            span = slice(int(data.offsets[index]), int(data.offsets[index + 1]))
-            samples[place] = Sample(data.input_ids[span], data.loss_mask[span])
-        return [sample for sample in samples if sample is not None]
+        return self._reader.read(wanted)
 
-    def _group(self, number: int) -> _RowGroup:
-        cached = self._cache.get(number)
-        if cached is not None:
-            self._cache.move_to_end(number)
-            return cached
-        file, path, group = self._groups[number]
-        ids, mask = read_columns(file, path, columns=["input_ids", "loss_mask"], group=group)
-        offsets = np.concatenate([[0], np.cumsum(ids.value_lengths().to_numpy())]).astype(np.int64)
-        data = _RowGroup(offsets, _frozen(ids.flatten().to_numpy()), _frozen(mask.flatten().to_numpy(zero_copy_only=False)))
-        self._cache[number] = data
-        self._cached_bytes += data.nbytes
-        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= oldest.nbytes
-        return data
+    def _read_footers(self, uri: str, *, connections: int) -> list[ShardFooter]:
+        """Every shard's footer, its lengths moved into the one array of all."""
+        shards = self.manifest.shards
+
+        def read_one(number: int) -> ShardFooter:
+            try:
+                footer = read_footer(self._source, number, shards[number])
+            except DAMAGE as error:
+                raise damaged(uri, shards[number], error) from error
+            self.lengths[starts[number] : starts[number] + shards[number].rows] = footer.lengths
+            return replace(footer, lengths=_NO_LENGTHS)
+
+        rows = np.array([shard.rows for shard in shards], np.int64)
+        starts = (np.cumsum(rows) - rows).tolist()
+        with ThreadPoolExecutor(connections, thread_name_prefix="footer") as pool:
+            return list(pool.map(read_one, range(len(shards))))
 
 
 def collate(planned: PlannedBatch, store: SampleStore, *, pad_id: int) -> Batch:
@@ -183,7 +169,7 @@ def collate(planned: PlannedBatch, store: SampleStore, *, pad_id: int) -> Batch:
     Raises:
         DataError: a sample is longer than the plan says, or the data is damaged.
     """
-    samples = store.read(planned.rows)
+    samples = store.read_raw(planned.rows)
     lengths = np.array([len(sample.input_ids) for sample in samples], dtype=np.int64)
     width = planned.padded_length_tokens
     if lengths.max(initial=0) > width:
@@ -191,24 +177,34 @@ def collate(planned: PlannedBatch, store: SampleStore, *, pad_id: int) -> Batch:
             f"batch {planned.position} is planned for {width} tokens, a sample of it has {lengths.max()}",
             remedy="use a plan that was made for this data set",
         )
-    real = np.arange(width) < lengths[:, None]
-    input_ids = np.full(real.shape, pad_id, dtype=np.int64)
-    loss_mask = np.zeros(real.shape, dtype=np.bool_)
-    input_ids[real] = np.concatenate([sample.input_ids for sample in samples])
-    loss_mask[real] = np.concatenate([sample.loss_mask for sample in samples])
-    return Batch(planned, input_ids, loss_mask, lengths)
+    input_ids = np.full((len(samples), width), pad_id, dtype=np.int64)
+    for row, sample in zip(input_ids, samples, strict=True):
+        row[: len(sample.input_ids)] = sample.input_ids
+    mask = _loss_mask([sample.loss_spans for sample in samples], lengths, width=width)
+    return Batch(planned, input_ids, mask, lengths)
 
 
-def read_prompt_hashes(data_dir: Path) -> frozenset[str]:
-    """Normalised hashes of every user turn that the data set's samples were made from.
+def read_batches(
+    planned: Iterable[PlannedBatch], store: SampleStore, *, pad_id: int, reader: ReaderConfig
+) -> Generator[Batch, None, None]:
+    """Collated batches in the order of the plan, read ahead by threads; close the generator to end them.
 
     Raises:
-        DataError: the data set is incomplete, or the list is not the one that was written.
+        DataError: see `collate`; batches before the damaged one are delivered first.
     """
-    return read_prompt_hashes_of(data_dir, read_manifest(data_dir, verify=False))
+    return prefetch(
+        planned, lambda batch: collate(batch, store, pad_id=pad_id), threads=reader.threads, ahead=reader.prefetch_batches
+    )
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, read-only: samples are views into a shared cache."""
-    array.setflags(write=False)
-    return array
+def _loss_mask(spans: Sequence[NDArray[np.int32]], lengths: NDArray[np.int64], *, width: int) -> NDArray[np.bool_]:
+    """[B, width] mask of half-open spans, each [2 k] flat, inside the [B] lengths."""
+    pairs = np.concatenate([np.empty(0, np.int32), *spans]).astype(np.int64)
+    owners = np.repeat(np.arange(len(spans)), [len(own) // 2 for own in spans])
+    starts, ends = pairs[::2], pairs[1::2]
+    if len(pairs) % 2 or (starts < 0).any() or (starts >= ends).any() or (ends > lengths[owners]).any():
+        raise DataError("a sample's loss spans leave the sample", remedy="build the data set again")
+    steps = np.zeros(len(spans) * width + 1, np.int8)
+    np.add.at(steps, owners * width + starts, 1)
+    np.add.at(steps, owners * width + ends, -1)
+    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_).reshape(len(spans), width)

@@ -1,49 +1,54 @@
-"""Samples as Parquet, one folder a bucket: `bucket=k/part-00000.parquet`, in row groups sized for random access.
+"""Samples as Parquet, one folder a bucket: `bucket=k/part-<unit>-<number>-<content>.parquet`.
 
-Invariant: a bucket's samples keep the order in which they came; the manifest lists the shards bucket by bucket, and a
-sample's global row number counts through them in that order.
+Invariant: a unit's samples keep, inside each bucket, the order in which they came, and the bytes of its shards depend on
+nothing but the samples in that order: not on how they were batched, nor on who tokenized them.
+A name holds the beginning of the content's SHA-256, so builders that differ never overwrite each other's bytes.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from dflash.data.columns import SampleColumns, TokenizedSample
 from dflash.data.parquet import versioned_schema
+from dflash.data.put import put_by_content
+from dflash.data.reader_pages import PAGE_LAYOUT
 from dflash.records import ShardEntry
 from dflash.records.data import DATA_SCHEMA_VERSION
-from dflash.storage import fsync_dir, sha256_file
+from dflash.storage import Store
+
+__all__ = ["SAMPLE_SCHEMA", "ShardWriter", "TokenizedSample", "unit_part"]
 
 SAMPLE_SCHEMA = versioned_schema(
     pa.schema(
         [
             ("sample_id", pa.string()),
-            ("kind", pa.string()),
             ("input_ids", pa.list_(pa.int32())),
-            ("loss_mask", pa.list_(pa.bool_())),
+            ("loss_spans", pa.list_(pa.int32())),
             ("length", pa.int32()),
             ("supervised", pa.int32()),
+            ("source", pa.string()),
+            ("turns", pa.int32()),
         ]
     ),
     DATA_SCHEMA_VERSION,
 )
 
+GROUP_TOKENS = 1 << 21
+"""A row group ends with the sample that reaches this: 8 MiB of ids a bucket is what a builder holds, however long samples are."""
 
-@dataclass(frozen=True, slots=True)
-class TokenizedSample:
-    """One sample on its way to a shard: [n] ids and [n] mask."""
+_UNIT_DIGITS = 12
 
-    sample_id: str
-    kind: str
-    input_ids: Sequence[int]
-    loss_mask: Sequence[bool]
+
+def unit_part(unit: str) -> str:
+    """The beginning of a unit's id that file names bear."""
+    return unit[:_UNIT_DIGITS]
 
 
 @dataclass(slots=True)
@@ -54,98 +59,137 @@ class _BucketFile:
     rows_written: int = 0
     writer: pq.ParquetWriter | None = None
     path: Path = field(default_factory=Path)
-    waiting: list[TokenizedSample] = field(default_factory=list)
+    waiting: list[SampleColumns] = field(default_factory=list)
+    waiting_rows: int = 0
+    waiting_tokens: int = 0
 
 
 class ShardWriter:
-    """Writes samples into a data set's folder.
+    """Writes the samples of one unit into a data set's store.
 
     Args:
-        folder: the data set's folder; must exist.
-        buckets: number of buckets.
-        rows_per_shard: rows of one file; rows_per_group: rows of one row group.
+        store: receives finished shards.
+        scratch: local folder for unfinished ones; on the store's file system nothing is copied.
+        unit: id of the unit.
+        rows_per_shard: rows of one file.
+        rows_per_group: rows of one row group at most; GROUP_TOKENS bounds it too.
     """
 
-    def __init__(self, folder: Path, *, buckets: int, rows_per_shard: int, rows_per_group: int) -> None:
-        self._folder = folder
+    def __init__(self, store: Store, scratch: Path, *, unit: str, rows_per_shard: int, rows_per_group: int) -> None:
+        self._store = store
+        self._scratch = scratch
+        self._unit = unit
         self._rows_per_shard = rows_per_shard
         self._rows_per_group = min(rows_per_group, rows_per_shard)
-        self._files = [_BucketFile() for _ in range(buckets)]
+        self._files: dict[int, _BucketFile] = {}
         self._shards: list[ShardEntry] = []
 
-    def add(self, sample: TokenizedSample, *, bucket: int) -> None:
-        """Append one sample to its bucket."""
-        file = self._files[bucket]
-        file.waiting.append(sample)
-        room = self._rows_per_shard - file.rows_written
-        if len(file.waiting) >= min(self._rows_per_group, room):
-            writer = self._flush_group(bucket)
-            if file.rows_written >= self._rows_per_shard:
-                self._close_shard(bucket, writer)
+    def add(self, samples: SampleColumns, *, buckets: NDArray[np.int64]) -> None:
+        """Append samples to their buckets ([n] bucket of each)."""
+        for bucket in np.unique(buckets).tolist():
+            rows = np.flatnonzero(buckets == bucket)
+            file = self._files.setdefault(bucket, _BucketFile())
+            own = samples if len(rows) == len(samples) else samples.take(rows)
+            file.waiting.append(own)
+            file.waiting_rows += len(own)
+            file.waiting_tokens += len(own.input_ids)
+            self._flush_full_groups(bucket, file)
 
     def close(self) -> tuple[ShardEntry, ...]:
-        """Finish all files durably.
+        """Finish all files and put them into the store.
 
         Returns:
-            Every shard, bucket by bucket, paths relative to the folder.
+            Every shard, bucket by bucket.
         """
-        for bucket, file in enumerate(self._files):
-            if file.waiting:
-                self._flush_group(bucket)
+        for bucket, file in self._files.items():
+            if file.waiting_rows:
+                self._write_group(bucket, file, _merged(file))
             if file.writer is not None:
-                self._close_shard(bucket, file.writer)
+                self._close_shard(bucket, file, file.writer)
         return tuple(sorted(self._shards, key=lambda shard: (shard.bucket, shard.path)))
 
     def abort(self) -> None:
-        """Close the open files without finishing them; the folder is about to be removed."""
-        for file in self._files:
+        """Close the open files without finishing them; the scratch folder is about to be removed."""
+        for file in self._files.values():
             if file.writer is not None:
                 file.writer.close()
                 file.writer = None
 
-    def _flush_group(self, bucket: int) -> pq.ParquetWriter:
-        file = self._files[bucket]
+    def _flush_full_groups(self, bucket: int, file: _BucketFile) -> None:
+        """Write row groups that later samples cannot change: full ones, in rows or in tokens."""
+        if file.waiting_rows < self._room(file) and file.waiting_tokens < GROUP_TOKENS:
+            return
+        waiting, start = _merged(file), 0
+        ends = np.cumsum(waiting.lengths, dtype=np.int64)
+        while True:
+            before = int(ends[start - 1]) if start else 0
+            full_at = int(np.searchsorted(ends, before + GROUP_TOKENS)) + 1  # the sample that reaches the bound is the last
+            stop = min(full_at, start + self._room(file))
+            if stop > len(waiting):
+                break
+            writer = self._write_group(bucket, file, waiting.cut(start, stop))
+            start = stop
+            if file.rows_written >= self._rows_per_shard:
+                self._close_shard(bucket, file, writer)
+        # A copy: a view would keep the whole batch alive.
+        rest = waiting.take(np.arange(start, len(waiting)))
+        file.waiting, file.waiting_rows, file.waiting_tokens = [rest], len(rest), len(rest.input_ids)
+
+    def _room(self, file: _BucketFile) -> int:
+        return min(self._rows_per_group, self._rows_per_shard - file.rows_written)
+
+    def _write_group(self, bucket: int, file: _BucketFile, group: SampleColumns) -> pq.ParquetWriter:
         if file.writer is None:
-            folder = self._folder / f"bucket={bucket}"
-            folder.mkdir(exist_ok=True)
-            file.path = folder / f"part-{file.parts:05d}.parquet"
-            file.writer = pq.ParquetWriter(
-                file.path, SAMPLE_SCHEMA, compression="zstd", use_dictionary=["kind"], write_page_checksum=True
-            )
-        file.writer.write_table(_table(file.waiting), row_group_size=len(file.waiting))
-        file.rows_written += len(file.waiting)
-        file.waiting.clear()
+            file.path = self._scratch / f"bucket-{bucket}-{file.parts:05d}.parquet"
+            file.writer = pq.ParquetWriter(file.path, SAMPLE_SCHEMA, **PAGE_LAYOUT)
+        file.writer.write_table(samples_table(group), row_group_size=len(group))
+        file.rows_written += len(group)
         return file.writer
 
-    def _close_shard(self, bucket: int, writer: pq.ParquetWriter) -> None:
+    def _close_shard(self, bucket: int, file: _BucketFile, writer: pq.ParquetWriter) -> None:
         writer.close()
-        file = self._files[bucket]
-        with file.path.open("rb") as written:
-            os.fsync(written.fileno())
-        fsync_dir(file.path.parent)
-        self._shards.append(
-            ShardEntry(
-                path=str(file.path.relative_to(self._folder)),
-                bucket=bucket,
-                rows=file.rows_written,
-                size_bytes=file.path.stat().st_size,
-                sha256=sha256_file(file.path),
-            )
-        )
-        self._files[bucket] = _BucketFile(parts=file.parts + 1)
+        stem = f"bucket={bucket}/part-{unit_part(self._unit)}-{file.parts:05d}"
+        name, size_bytes, sha256 = put_by_content(self._store, stem, file.path)
+        entry = ShardEntry(path=name, bucket=bucket, rows=file.rows_written, size_bytes=size_bytes, sha256=sha256)
+        file.path.unlink()
+        self._shards.append(entry)
+        file.parts, file.rows_written, file.writer = file.parts + 1, 0, None
 
 
-def _table(samples: Sequence[TokenizedSample]) -> pa.Table:
-    lengths = np.array([len(sample.input_ids) for sample in samples], dtype=np.int32)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    ids = np.fromiter(chain.from_iterable(sample.input_ids for sample in samples), dtype=np.int32)
-    mask = np.fromiter(chain.from_iterable(sample.loss_mask for sample in samples), dtype=np.bool_)
+def samples_table(samples: SampleColumns) -> pa.Table:
+    """Samples as an Arrow table of `SAMPLE_SCHEMA`."""
     columns = [
-        pa.array([sample.sample_id for sample in samples], pa.string()),
-        pa.array([sample.kind for sample in samples], pa.string()),
-        pa.ListArray.from_arrays(offsets, pa.array(ids)),
-        pa.ListArray.from_arrays(offsets, pa.array(mask)),
-        pa.array(lengths),
-        pa.array([sum(sample.loss_mask) for sample in samples], pa.int32()),
+        pa.array(samples.sample_ids, pa.string()),
+        _lists(samples.lengths, samples.input_ids),
+        _lists(2 * samples.span_counts, samples.loss_spans),
+        pa.array(samples.lengths),
+        pa.array(samples.supervised),
+        pa.array(samples.sources, pa.string()),
+        pa.array(samples.turns),
     ]
     return pa.Table.from_arrays(columns, schema=SAMPLE_SCHEMA)
+
+
+def columns_of_table(table: pa.Table) -> SampleColumns:
+    """The inverse of `samples_table`."""
+    ids, spans = (table[name].combine_chunks() for name in ("input_ids", "loss_spans"))
+    return SampleColumns(
+        sample_ids=table["sample_id"].to_pylist(),
+        sources=table["source"].to_pylist(),
+        input_ids=ids.flatten().to_numpy(),
+        lengths=ids.value_lengths().to_numpy(),
+        loss_spans=spans.flatten().to_numpy(),
+        span_counts=spans.value_lengths().to_numpy() // 2,
+        turns=table["turns"].to_numpy(),
+    )
+
+
+def _lists(counts: NDArray[np.int32], values: NDArray[np.int32]) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values)))
+
+
+def _merged(file: _BucketFile) -> SampleColumns:
+    merged = file.waiting[0] if len(file.waiting) == 1 else SampleColumns.joined(file.waiting)
+    file.waiting, file.waiting_rows, file.waiting_tokens = [], 0, 0
+    return merged

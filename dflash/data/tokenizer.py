@@ -17,6 +17,9 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from dflash.config import TargetConfig
 from dflash.errors import TargetError
 
+Tokenizer = PreTrainedTokenizerBase
+"""The type, for rooms that only pass one on."""
+
 
 def load_tokenizer(target: TargetConfig) -> PreTrainedTokenizerBase:
     """Load the target's tokenizer.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash.evaluate.decode import Proposer
+from dflash.evaluate.proposal import Proposer
 from dflash.evaluate.proposers import DrafterProposer, LookupProposer
 from dflash.model.drafter import Drafter
+from dflash.model.sampling import GREEDY
 from dflash.model.target import Target
 
 
@@ -26,7 +27,7 @@ class Candidate:
 
 
 def drafter_candidate(
-    target: Target, drafter: Drafter, *, block_size: int | None, mask_token_id: int, label: str, step: int
+    target: Target, drafter: Drafter, *, block_size: int | None, mask_token_id: int, label: str, step: int | None
 ) -> Candidate:
     """A drafter at some step of its training.
 
@@ -36,13 +37,14 @@ def drafter_candidate(
         block_size: block size at decode (`evaluate.block_size`); the trained one if None.
         mask_token_id: fills the slots behind the anchor.
         label: name in results.
-        step: optimizer step of the weights.
+        step: optimizer step of the weights; None if they have none.
 
     Raises:
         EvaluationError: a block larger than the trained one.
     """
     size = drafter.config.block_size if block_size is None else block_size
-    return Candidate(label, step, DrafterProposer(target, drafter, block_size=size, mask_token_id=mask_token_id))
+    proposer = DrafterProposer(target, drafter, block_size=size, mask_token_id=mask_token_id, drawing=GREEDY)
+    return Candidate(label, step, proposer)
 
 
 def lookup_candidate(target: Target, *, block_size: int) -> Candidate:

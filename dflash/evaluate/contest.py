@@ -67,6 +67,6 @@ def _contest(target: Target, candidates: Sequence[Candidate], prompt: EvalPrompt
             plain.append(plain_decode(target, prompt.prompt_ids, limits=limits))
         else:
             traces[number] = speculative_decode(
-                target, candidates[number].proposer, prompt.prompt_ids, limits=limits, rollback=target.crop
+                target, candidates[number].proposer, prompt.prompt_ids, limits=limits, rollback=target.keep
             )
     return Contest(prompt, plain[0], tuple(traces[number] for number in range(len(candidates))))

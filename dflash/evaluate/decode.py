@@ -1,59 +1,34 @@
-"""Greedy decoding of one prompt, plain and speculative, on the same target cache.
+"""Decoding one or several prompts, plain and speculative, greedy or sampled, on the same target cache.
 
-Invariant (temperature 0): both return the same tokens, up to near-ties of the floating-point kernels; the contract and
-its proof are in `lossless`. Nothing behind the first stop id or the length limit is returned.
+Invariant: both return the same tokens, greedy or by the same keyed samples, up to near-ties of the floating-point kernels; the
+contract and its proof are in `lossless`. Nothing behind the first stop id or the length limit is returned.
 
-The speculative loop knows no drafter: a proposer offers up to K-1 tokens after the last one (the anchor), the target
-judges anchor and proposal in one forward, the longest agreeing prefix and the target's own next token are committed, and
-the target's cache is rolled back to the committed tokens. The last committed token is always the next anchor: it has no
-cache entry and no features yet.
+The speculative loop knows no drafter: a proposer offers up to K-1 tokens behind each row's last one (the anchor), the target
+judges anchors and proposals in one forward, each row commits the accepted drafts and the target's own next token, and the
+target's cache is rolled back to them, row by row. The last committed token is always the next anchor: it has no cache entry
+and no features yet. Finished rows are dropped from the batch.
 
 Times: the prefill and its first token are left out on both sides; the drafter's own pass over the prompt's features is
-part of the first draft and counts.
+part of the first draft and counts. In a batch a row's time is the batch's up to the row's end.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dflash.evaluate.judge import judge
+from dflash.evaluate.proposal import Committed, Proposer
+from dflash.evaluate.stopwatch import Stopwatch
+from dflash.model.sampling import GREEDY, Sampling, choose
 from dflash.model.target import Target
 from dflash.model.target_cache import TargetCache
 
-Rollback = Callable[[TargetCache, int], None]
-"""Takes the last n tokens of the latest forward out of the cache (`Target.crop`)."""
-
-
-class Proposer(Protocol):
-    """Something that guesses the target's next tokens."""
-
-    @property
-    def max_drafts(self) -> int:
-        """Most tokens of one proposal: block size - 1."""
-
-    @property
-    def needs_features(self) -> bool:
-        """Whether the target's taps have to be copied for it."""
-
-    def begin(self) -> None:
-        """Forget the previous prompt."""
-
-    def propose(self, tokens: Sequence[int], new_features: Tensor | None) -> Tensor:
-        """Guess what follows.
-
-        Args:
-            tokens: prompt and committed tokens; the last one is the anchor.
-            new_features: taps [1, n, M*D] of the positions committed since the last call, up to the anchor's predecessor;
-                None unless `needs_features`.
-
-        Returns:
-            0 to `max_drafts` token ids, `[k]`, on the target's device.
-        """
+Rollback = Callable[[TargetCache, Sequence[int]], None]
+"""Leaves only each row's first tokens of the latest forward in the cache (`Target.keep`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +79,33 @@ class PlainTrace:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeTrace:
-    """What one prompt gave; `tokens` starts with the prefill's own token, which no verification made."""
+    """What one prompt gave; `tokens` starts with the prefill's own token, which no verification made.
+
+    Attributes:
+        target_s, drafter_s: of `decode_s`, spent in the target's forwards and in the proposer.
+    """
 
     tokens: tuple[int, ...]
     verifications: tuple[Verification, ...]
     prefill_s: float
     decode_s: float
+    target_s: float
+    drafter_s: float
+
+
+@dataclass(slots=True)
+class _Row:
+    """One unfinished prompt: prompt and committed tokens."""
+
+    index: int
+    key: str
+    prompt_tokens: int
+    text: list[int]
+    verifications: list[Verification] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        return len(self.text) - self.prompt_tokens
 
 
 @torch.inference_mode()
@@ -124,97 +120,148 @@ def plain_decode(target: Target, prompt_ids: Sequence[int], *, limits: DecodeLim
     Returns:
         The answer with its times.
     """
-    started_s = _now_s(target)
-    cache = target.new_cache()
-    logits, _ = prefill(target, prompt_ids, cache)
-    choice = logits.argmax(-1, keepdim=True)
+    watch = Stopwatch(target.device)
+    started_s = watch.now_s()
+    logits, _, cache = target.prefill([prompt_ids], with_taps=True)
+    choice = choose(logits[:, None], GREEDY, keys=(), firsts=())
     tokens = [int(choice)]
-    prefilled_s = _now_s(target)
+    prefilled_s = watch.now_s()
     ended = limits.reaching(tokens, have=0)[1]
     while not ended:
-        choice = feed(target, choice, cache)[:, -1].argmax(-1, keepdim=True)
+        choice = choose(target.logits_cached(choice, cache), GREEDY, keys=(), firsts=())
         token = int(choice)
         ended = limits.reaching([token], have=len(tokens))[1]
         tokens.append(token)
-    return PlainTrace(tuple(tokens), prefilled_s - started_s, _now_s(target) - prefilled_s)
+    return PlainTrace(tuple(tokens), prefilled_s - started_s, watch.now_s() - prefilled_s)
 
 
-@torch.inference_mode()
 def speculative_decode(
     target: Target, proposer: Proposer, prompt_ids: Sequence[int], *, limits: DecodeLimits, rollback: Rollback
 ) -> SpeculativeTrace:
-    """Greedy decoding by blocks, lossless for any proposer.
+    """Greedy decoding of one prompt by blocks; see `speculative_decode_batch`."""
+    (trace,) = speculative_decode_batch(
+        target, proposer, [prompt_ids], keys=[""], limits=limits, sampling=GREEDY, rollback=rollback
+    )
+    return trace
+
+
+@torch.inference_mode()
+def speculative_decode_batch(
+    target: Target,
+    proposer: Proposer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    keys: Sequence[str],
+    limits: DecodeLimits,
+    sampling: Sampling,
+    rollback: Rollback,
+) -> list[SpeculativeTrace]:
+    """Decoding by blocks, lossless for any proposer.
 
     Args:
         target: frozen target.
         proposer: guesses the tokens after an anchor.
-        prompt_ids: token ids, at least one.
-        limits: where the answer ends.
-        rollback: `target.crop`; anything else is a negative control.
+        prompts: token ids of each row, at least one each.
+        keys: one name a row; samples are keyed by it.
+        limits: where answers end.
+        sampling: greedy or sampled.
+        rollback: `target.keep`; anything else is a negative control.
 
     Returns:
-        The answer, one `Verification` a target forward, and times.
+        One trace a prompt: the answer, one `Verification` a target forward, and times.
+
+    Raises:
+        TargetError: an empty prompt, or a target whose rows cannot be rolled back (together).
     """
-    started_s = _now_s(target)
-    proposer.begin()
-    cache = target.new_cache()
-    features: Tensor | None
-    logits, features = prefill(target, prompt_ids, cache)
-    tokens = [*prompt_ids, int(logits.argmax())]
-    prefilled_s = _now_s(target)
-    verifications: list[Verification] = []
-    ended = limits.reaching(tokens[-1:], have=0)[1]
-    while not ended:
-        context_tokens = len(tokens) - 1
-        drafts = proposer.propose(tokens, features)
-        anchor = torch.tensor(tokens[-1:], device=target.device)
-        block = torch.cat([anchor, drafts])[None]
-        logits, features = _feed_tapped(target, block, cache, proposer)
-        choices = logits[0].argmax(-1)
-        # One transfer: how far the drafts agree is decided here, not by a chain of single reads from the device.
-        proposed, chosen = torch.stack([torch.cat([drafts, choices[-1:]]), choices]).tolist()
-        accepted = agreeing_prefix(proposed[:-1], chosen)
-        rollback(cache, len(chosen) - accepted - 1)
-        features = None if features is None else features[:, : accepted + 1]
-        counted, ended = limits.reaching(chosen[: accepted + 1], have=len(tokens) - len(prompt_ids))
-        tokens += chosen[:counted]
-        verifications.append(Verification(context_tokens, len(proposed) - 1, accepted, counted))
-    answer = tuple(tokens[len(prompt_ids) :])
-    return SpeculativeTrace(answer, tuple(verifications), prefilled_s - started_s, _now_s(target) - prefilled_s)
+    loop = _Loop(target, proposer, limits, sampling, rollback)
+    if prompts:
+        loop.prefill(prompts, keys)
+    while loop.rows:
+        loop.verify()
+    return [loop.traces[index] for index in range(len(prompts))]
 
 
-def agreeing_prefix(proposed: Sequence[int], chosen: Sequence[int]) -> int:
-    """Length of the longest common prefix: how many proposed tokens the target chose itself."""
-    for index, (guess, choice) in enumerate(zip(proposed, chosen, strict=False)):
-        if guess != choice:
-            return index
-    return min(len(proposed), len(chosen))
+class _Loop:
+    """One batch on its way; `rows` are the unfinished ones, in the order of the cache's rows."""
 
+    def __init__(self, target: Target, proposer: Proposer, limits: DecodeLimits, sampling: Sampling, rollback: Rollback) -> None:
+        self._target, self._proposer, self._limits = target, proposer, limits
+        self._sampling, self._rollback = sampling, rollback
+        self._watch = Stopwatch(target.device)
+        self._started_s = self._prefilled_s = 0.0
+        self._features: Tensor | None = None
+        self._kept: list[int] = []
+        self.rows: list[_Row] = []
+        self.traces: dict[int, SpeculativeTrace] = {}
 
-def prefill(target: Target, prompt_ids: Sequence[int], cache: TargetCache) -> tuple[Tensor, Tensor]:
-    """Logits [1, V] of the prompt's last token and its taps [1, P, M*D]."""
-    ids = torch.tensor([list(prompt_ids)], device=target.device)
-    return target.forward_cached_last(ids, cache, _positions(ids, cache))
+    def prefill(self, prompts: Sequence[Sequence[int]], keys: Sequence[str]) -> None:
+        """Feed the prompts and commit the target's first tokens."""
+        self._started_s = self._watch.now_s()
+        self._proposer.begin(keys)
+        logits, self._features, self._cache = self._target.prefill(prompts, with_taps=self._proposer.needs_features)
+        self._kept = [len(prompt) for prompt in prompts]
+        chosen = choose(logits[:, None], self._sampling, keys=keys, firsts=[0] * len(prompts)).tolist()
+        self.rows = [
+            _Row(index, key, len(prompt), [*prompt]) for index, (key, prompt) in enumerate(zip(keys, prompts, strict=True))
+        ]
+        self._prefilled_s = self._watch.now_s()
+        self._go_on([self._limits.reaching(tokens, have=0)[1] for tokens in chosen], chosen)
 
+    def verify(self) -> None:
+        """Draft, judge, commit, roll back: one target forward for all rows."""
+        rows = self.rows
+        anchors = torch.tensor([row.text[-1:] for row in rows], device=self._target.device)
+        committed = Committed([row.text for row in rows], anchors, self._features, self._kept)
+        with self._watch.stage("drafter"):
+            proposal = self._proposer.propose(committed)
+        drafts = proposal.tokens.shape[1]
+        block = torch.cat((anchors, proposal.tokens), dim=1)
+        with self._watch.stage("target"):
+            if self._proposer.needs_features:
+                logits, self._features = self._target.forward_cached(block, self._cache)
+            else:
+                logits = self._target.logits_cached(block, self._cache)
+        accepted, chosen = judge(
+            proposal, logits, self._sampling, keys=[row.key for row in rows], firsts=[row.answered for row in rows]
+        )
+        ended = []
+        for place, (row, agreed) in enumerate(zip(rows, accepted, strict=True)):
+            counted, over = self._limits.reaching(chosen[place][: agreed + 1], have=row.answered)
+            drafted = drafts if proposal.counts is None else proposal.counts[place]
+            row.verifications.append(Verification(len(row.text) - 1, drafted, agreed, counted))
+            chosen[place] = chosen[place][:counted]
+            ended.append(over)
+        self._kept = [agreed + 1 for agreed in accepted]
+        going = [kept for kept, over in zip(self._kept, ended, strict=True) if not over]
+        if going:
+            # A finished row needs no rollback of its own: it takes the longest of the others and is dropped.
+            self._rollback(self._cache, [max(going) if over else kept for kept, over in zip(self._kept, ended, strict=True)])
+        self._go_on(ended, chosen)
 
-def feed(target: Target, ids: Tensor, cache: TargetCache) -> Tensor:
-    """Logits [1, n, V] of the tokens [1, n] that follow what the cache holds."""
-    return target.logits_cached(ids, cache, _positions(ids, cache))
+    def _go_on(self, ended: Sequence[bool], chosen: Sequence[Sequence[int]]) -> None:
+        """Commit tokens, close finished rows and drop them."""
+        for row, over, tokens in zip(self.rows, ended, chosen, strict=True):
+            row.text += tokens
+            if over:
+                self.traces[row.index] = self._trace(row)
+        if any(ended):
+            going = [place for place, over in enumerate(ended) if not over]
+            self.rows = [self.rows[place] for place in going]
+            self._kept = [self._kept[place] for place in going]
+            if going:
+                self._cache.select_rows(going)
+                self._proposer.select_rows(going)
+                self._features = None if self._features is None else self._features[going]
+        if self._features is not None and self._kept:
+            self._features = self._features[:, : max(self._kept)]
 
-
-def _feed_tapped(target: Target, ids: Tensor, cache: TargetCache, proposer: Proposer) -> tuple[Tensor, Tensor | None]:
-    """Logits and, where the proposer reads them, taps."""
-    if proposer.needs_features:
-        return target.forward_cached(ids, cache, _positions(ids, cache))
-    return feed(target, ids, cache), None
-
-
-def _positions(ids: Tensor, cache: TargetCache) -> Tensor:
-    return torch.arange(cache.length_tokens, cache.length_tokens + ids.shape[1], device=ids.device)[None]
-
-
-def _now_s(target: Target) -> float:
-    """Clock reading after everything queued on the target's device has run."""
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    return time.perf_counter()
+    def _trace(self, row: _Row) -> SpeculativeTrace:
+        ended_s = self._watch.now_s()
+        return SpeculativeTrace(
+            tuple(row.text[row.prompt_tokens :]),
+            tuple(row.verifications),
+            self._prefilled_s - self._started_s,
+            ended_s - self._prefilled_s,
+            target_s=self._watch.seconds("target"),
+            drafter_s=self._watch.seconds("drafter"),
+        )

@@ -19,10 +19,12 @@ def lookup_continuation(tokens: Sequence[int], *, count: int, longest_ngram: int
     Returns:
         1 to `count` tokens, or none if the last token never occurred before.
     """
-    size = len(tokens)
+    text, size = list(tokens), len(tokens)
+    # Only where the last token stood before can an n-gram end: one pass over the text instead of one for each n.
+    ends = [end for end in range(size - 1, 0, -1) if text[end - 1] == text[-1]]
     for length in range(min(longest_ngram, size - 1), 0, -1):
-        suffix = list(tokens[size - length :])
-        for begin in range(size - length - 1, -1, -1):
-            if list(tokens[begin : begin + length]) == suffix:
-                return list(tokens[begin + length : begin + length + count])
+        suffix = text[size - length :]
+        for end in ends:
+            if end >= length and text[end - length : end] == suffix:
+                return text[end : end + count]
     return []

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 from dflash.config import Config, EvaluateConfig
 from dflash.data.conversations import read_conversations, synthetic_conversations
-from dflash.data.reader import read_prompt_hashes
+from dflash.data.prompt_hashes import read_prompt_hashes
 from dflash.data.render import ChatRenderer
 from dflash.data.synthetic import prompt_hash, split_of
 from dflash.data.tokenizer import template_sha256, tokenizer_sha256
 from dflash.errors import EvaluationError
-from dflash.records import Conversation, DataManifest, Message, QuarantinedRow
+from dflash.records import Conversation, DataManifest, QuarantinedRow
+from dflash.storage import Store
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class EvalPrompt:
 
 
 def load_eval_prompts(
-    config: Config, *, tokenizer: PreTrainedTokenizerBase, manifest: DataManifest, data_dir: Path
+    config: Config, *, tokenizer: PreTrainedTokenizerBase, manifest: DataManifest, store: Store
 ) -> list[EvalPrompt]:
     """Load the configured held-out prompts.
 
@@ -58,7 +59,7 @@ def load_eval_prompts(
         config: the run's configuration.
         tokenizer: the target's.
         manifest: of the data set that the drafter was trained on.
-        data_dir: its folder, for the prompt hashes.
+        store: its folder, for the prompt hashes.
 
     Returns:
         At most `evaluate.num_prompts` prompts; from files, a sample keyed by `evaluate.seed`.
@@ -83,14 +84,19 @@ def load_eval_prompts(
         raise EvaluationError("there are no evaluation prompts", remedy="give evaluate.files that hold at least one prompt")
     if len(questions) < settings.num_prompts:
         logger.warning("%d prompts, fewer than evaluate.num_prompts %d", len(questions), settings.num_prompts)
-    check_disjoint(questions, trained=read_prompt_hashes(data_dir), synthetic=settings.source == "synthetic")
-    renderer = ChatRenderer(tokenizer, supervise=config.data.supervise, template_flags=config.data.template_flags)
+    check_disjoint(questions, trained=read_prompt_hashes(store, manifest), synthetic=settings.source == "synthetic")
+    renderer = ChatRenderer(
+        tokenizer,
+        supervise=config.data.supervise,
+        supervise_reasoning=config.data.supervise_reasoning,
+        template_flags=config.data.template_flags,
+    )
     return [
         EvalPrompt(
             id=chat.id,
             kind=chat.kind,
             dataset=dataset,
-            prompt_ids=tuple(renderer.prompt_ids(chat.messages)),
+            prompt_ids=tuple(renderer.prompt_ids(chat.messages, chat.tools)),
             prompt_hash=prompt_hash(chat.messages[-1].content),
             template_flags=dict(config.data.template_flags),
         )
@@ -121,7 +127,7 @@ def check_rendering(config: Config, tokenizer: PreTrainedTokenizerBase, manifest
             )
 
 
-def check_disjoint(chats: Sequence[Conversation], *, trained: frozenset[str], synthetic: bool) -> None:
+def check_disjoint(chats: Sequence[Conversation], *, trained: Container[str], synthetic: bool) -> None:
     """Prove that no user turn was trained on.
 
     Args:
@@ -151,8 +157,7 @@ def _user_turns(chat: Conversation) -> list[str]:
 def _asked(chat: Conversation) -> Conversation:
     """The conversation up to its last user turn: what is left to answer."""
     last = max(index for index, message in enumerate(chat.messages) if message.role == "user")
-    messages: tuple[Message, ...] = chat.messages[: last + 1]
-    return Conversation(id=chat.id, messages=messages, origin=chat.origin, kind=chat.kind)
+    return replace(chat, messages=chat.messages[: last + 1])
 
 
 def _good_rows(rows: Iterable[Conversation | QuarantinedRow]) -> Iterator[Conversation]:
@@ -161,6 +166,8 @@ def _good_rows(rows: Iterable[Conversation | QuarantinedRow]) -> Iterator[Conver
             raise EvaluationError(
                 f"{row.origin} is no prompt: {row.reason}", remedy="mend the row or take it out of evaluate.files"
             )
+        if not _user_turns(row):
+            raise EvaluationError(f"{row.origin} is no prompt: it has no user turn", remedy="take the row out of evaluate.files")
         yield row
 
 

@@ -15,10 +15,11 @@ from dflash.evaluate.bootstrap import IntArray, resample_counts
 from dflash.evaluate.candidates import Candidate
 from dflash.evaluate.contest import Contest, Progress, run_contests
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace
-from dflash.evaluate.lossless import NearTie, StateProof, explain_difference, prove_state
+from dflash.evaluate.lossless import NearTie, explain_difference
 from dflash.evaluate.metrics import VerificationTable, acceptance_metrics, verification_table
 from dflash.evaluate.prompts import EvalPrompt
 from dflash.evaluate.slices import alarms, bigram_accuracy, slice_by_context, slice_by_kind
+from dflash.evaluate.state_proof import StateProof, prove_state
 from dflash.evaluate.timing import Timing, measure_timing
 from dflash.model.target import Target
 from dflash.records import EvaluationResult
@@ -98,7 +99,7 @@ def evaluate_candidates(
     _check_prompts(target, prompts, evaluate, block_size)
     limits = DecodeLimits(evaluate.max_new_tokens, frozenset(stop_ids))
     longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
-    state = prove_state(target, longest.prompt_ids, block_size=block_size, seed=evaluate.seed)
+    state = prove_state(target, [longest.prompt_ids], block_size=block_size, seed=evaluate.seed)
     contests = tuple(run_contests(target, candidates, prompts, limits=limits, progress=progress))
     counts = resample_counts(len(prompts), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
     session = _Session(target, evaluate, limits, state, contests, counts)

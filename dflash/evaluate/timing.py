@@ -19,6 +19,8 @@ class Timing:
         speedup: pooled plain time a token over pooled speculative time a token.
         speedup_ci: bootstrap interval over prompts.
         speedup_median: median over prompts of their own speed-ups.
+        target_frac: share of the speculative time in the target's forwards.
+        drafter_frac: in the proposer; the rest is the loop's own.
     """
 
     plain_s_per_token: float
@@ -26,6 +28,8 @@ class Timing:
     speedup: float
     speedup_ci: tuple[float, float]
     speedup_median: float
+    target_frac: float
+    drafter_frac: float
 
 
 def measure_timing(
@@ -56,6 +60,8 @@ def measure_timing(
         speedup=float(slow / fast),
         speedup_ci=percentile_interval(resampled, confidence=confidence),
         speedup_median=float(np.median(own)) if own.size else float(slow / fast),
+        target_frac=sum(trace.target_s for trace in speculative) / float(fast_s.sum()),
+        drafter_frac=sum(trace.drafter_s for trace in speculative) / float(fast_s.sum()),
     )
 
 

@@ -71,6 +71,7 @@ def evidence(evaluation: Evaluation) -> dict[str, Any]:
                 "first_differing_token": near_tie.position,
                 "margin": _finite(near_tie.margin),
                 "rounding": _finite(near_tie.rounding),
+                "router_gap": _finite(near_tie.router_gap),
                 "excused": near_tie.excused,
             }
             for index, near_tie in sorted(evaluation.near_ties.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dflash.health.check import HealthChecker
-from dflash.health.decision import critical_training_spans, decide
+from dflash.health.decision import Remedy, critical_training_spans, damage_of
 from dflash.health.reader import LogCursor, ReadResult, read_new, start_cursor
 from dflash.health.report import render_text, write_report
 from dflash.health.run import check_run
@@ -13,10 +13,11 @@ __all__ = [
     "HealthChecker",
     "LogCursor",
     "ReadResult",
+    "Remedy",
     "SeriesPoint",
     "check_run",
     "critical_training_spans",
-    "decide",
+    "damage_of",
     "judge_series",
     "read_new",
     "render_text",

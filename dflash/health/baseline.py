@@ -1,18 +1,20 @@
 """Robust baselines: the usual value and spread of the last accepted points, scaled by how much each point averages over.
 
-Invariant: `level()` equals the textbook computation over the held points (a test recomputes it naively); a point
-beyond `winsor_z` enters at that height, so that one explosion cannot teach the baseline that explosions are normal.
+Invariant: `level()` is the textbook computation over the points held when it was last refreshed (a test recomputes it
+naively); a point beyond `winsor_z` enters at that height, so that one explosion cannot teach the baseline that
+explosions are normal.
 
-Three hard decisions. Per bucket instead of pooled: length buckets sit at very different losses, and a pooled spread
-over such a mixture hides real spikes. Medians instead of means, which a single outlier moves. And the spread is taken
+Four hard decisions. Per bucket instead of pooled: length buckets sit at very different losses, and a pooled spread
+over such a mixture hides real spikes. Medians instead of means, which a single outlier moves. The spread is taken
 from the differences of successive points, the usual value from the newest few: while the loss falls, the plain MAD of
-64 points measures the fall (2 to 5 times the noise on a real demo run, where spikes of x5 then went unseen).
+64 points measures the fall (2 to 5 times the noise on a real demo run, where spikes of x5 then went unseen). And the
+level is refreshed every eighth point only, which moves it by less than its own error and is most of the check's speed.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,8 @@ import msgspec
 
 # Standard deviation of normal noise over the median absolute difference of two of its values.
 DIFFERENCE_TO_SD = 1.4826 / math.sqrt(2)
+REFRESH_POINTS = 8
+_KEPT_MEDIANS = 5  # refreshes: the lowest of them is where the level stood up to 40 points ago
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -30,12 +34,14 @@ class Level(msgspec.Struct, frozen=True):
         scale: max(1.4826 / sqrt(2) * median |difference of successive values|, floor).
         count: median number of samples that a held point averages over.
         floor: smallest scale, also for points that average over more samples than usual.
+        lowest: smallest median of the last refreshes: what a slow rise is measured from.
     """
 
     median: float
     scale: float
     count: float
     floor: float
+    lowest: float
 
     def scale_for(self, count: float) -> float:
         """Spread expected of a point that averages over `count` samples: wider for few, never below the floor."""
@@ -62,14 +68,12 @@ class Baseline:
     """
 
     def __init__(self, *, capacity: int, min_points: int, newest: int, floor: float, winsor_z: float) -> None:
-        self._settings = {"capacity": capacity, "min_points": min_points, "newest": newest}
         self._capacity, self._min_points, self._newest = capacity, min_points, newest
         self._floor, self._winsor_z = floor, winsor_z
         self._values: list[float] = []
         self._counts: list[float] = []
-        self._ordered_newest: list[float] = []
-        self._ordered_counts: list[float] = []
-        self._ordered_differences: list[float] = []
+        self._medians: list[float] = []
+        self._since_refresh = 0
         self._level: Level | None = None
 
     def __len__(self) -> int:
@@ -77,45 +81,59 @@ class Baseline:
 
     def level(self) -> Level | None:
         """Usual value, scale and reference count, or None during the warm-up."""
-        if self._level is None and len(self._values) >= self._min_points:
-            self._level = Level(
-                median=median_of_sorted(self._ordered_newest),
-                scale=max(DIFFERENCE_TO_SD * median_of_sorted(self._ordered_differences), self._floor),
-                count=median_of_sorted(self._ordered_counts),
-                floor=self._floor,
-            )
         return self._level
+
+    def outliers(self, z: float) -> list[float]:
+        """Deviations of the held points that lie more than `z` spreads above the level; none during the warm-up."""
+        level = self._level
+        if level is None:
+            return []
+        deviations = (level.z(value, count) for value, count in zip(self._values, self._counts, strict=True))
+        return [deviation for deviation in deviations if deviation > z]
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""
-        level = self.level()
-        if level is not None:
+        level, values = self._level, self._values
+        if level is not None and value > level.median + self._winsor_z * level.floor:
             value = min(value, level.median + self._winsor_z * level.scale_for(count))
-        self._level = None
-        self._append(value, count)
-        if len(self._values) > self._capacity:
-            _remove(self._ordered_differences, abs(self._values[1] - self._values[0]))
-            _remove(self._ordered_counts, self._counts[0])
-            del self._values[0], self._counts[0]
-
-    def _append(self, value: float, count: float) -> None:
-        if self._values:
-            insort(self._ordered_differences, abs(value - self._values[-1]))
-        if len(self._values) >= self._newest:
-            _remove(self._ordered_newest, self._values[-self._newest])
-        self._values.append(value)
+        values.append(value)
         self._counts.append(count)
-        insort(self._ordered_newest, value)
-        insort(self._ordered_counts, count)
+        if len(values) > self._capacity:
+            del values[0], self._counts[0]
+        self._since_refresh += 1
+        if self._since_refresh >= REFRESH_POINTS or level is None:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        values = self._values
+        if len(values) < self._min_points:
+            return
+        self._since_refresh = 0
+        median = median_of_sorted(sorted(values[-self._newest :]))
+        differences = sorted(map(abs, map(operator.sub, values[1:], values)))
+        self._medians.append(median)
+        del self._medians[:-_KEPT_MEDIANS]
+        self._level = Level(
+            median=median,
+            scale=max(DIFFERENCE_TO_SD * median_of_sorted(differences), self._floor),
+            count=median_of_sorted(sorted(self._counts)),
+            floor=self._floor,
+            lowest=min(self._medians),
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything needed to continue, as plain values."""
         return {
-            **self._settings,
+            "capacity": self._capacity,
+            "min_points": self._min_points,
+            "newest": self._newest,
             "floor": self._floor,
             "winsor_z": self._winsor_z,
             "values": list(self._values),
             "counts": list(self._counts),
+            "medians": list(self._medians),
+            "since_refresh": self._since_refresh,
+            "level": None if self._level is None else msgspec.to_builtins(self._level),
         }
 
     @classmethod
@@ -128,13 +146,10 @@ class Baseline:
             floor=state["floor"],
             winsor_z=state["winsor_z"],
         )
-        for value, count in zip(state["values"], state["counts"], strict=True):
-            baseline._append(value, count)
+        baseline._values, baseline._counts = list(map(float, state["values"])), list(state["counts"])
+        baseline._medians, baseline._since_refresh = list(map(float, state["medians"])), int(state["since_refresh"])
+        baseline._level = msgspec.convert(state["level"], Level | None)
         return baseline
-
-
-def _remove(ordered: list[float], value: float) -> None:
-    del ordered[bisect_left(ordered, value)]
 
 
 def median_of_sorted(ordered: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ starts of segments) make that exact without a second reading of the log.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ import msgspec
 
 from dflash.config import CheckpointConfig, HealthConfig, TrainConfig, section_hash
 from dflash.errors import DataError
-from dflash.health.decision import decide
+from dflash.health.decision import Remedy, damage_of
 from dflash.health.detectors import Integrity
 from dflash.health.detectors.grad_spike import composition
 from dflash.health.detectors.staleness import stale_finding, staleness_summary
@@ -85,14 +85,14 @@ class HealthChecker:
                 self._integrity.on_replaced(item, self._live.last)
                 self._replaced = True
 
-    def report(self, *, run: str, now_s: float, ended: bool, clean_steps: Sequence[int]) -> HealthReport:
+    def report(self, *, run: str, now_s: float, ended: bool, remedy: Remedy) -> HealthReport:
         """Judge what has been fed so far.
 
         Args:
             run: name of the run.
             now_s: wall time, in the log's clock.
             ended: the run is over, so silence is right.
-            clean_steps: steps of the checkpoints that the ledger calls clean.
+            remedy: says what should be done about damage.
         """
         context, live = self._panel.context, self._live
         stale = stale_finding(self._health, context, now_s=now_s, ended=ended, last_step=live.last)
@@ -110,6 +110,7 @@ class HealthChecker:
             ended=ended,
         )
         verdict, headline = judge(evidence)
+        damage = damage_of(findings, segment=max(live.segment, 0), last_step=live.last)
         detectors = [detector.summary() for detector in (*self._panel.detectors, self._integrity)]
         detectors.append(staleness_summary(self._health, context, found=stale is not None, ended=ended))
         return HealthReport(
@@ -124,7 +125,8 @@ class HealthChecker:
             coverage_frac=evidence.coverage_frac,
             detectors=tuple(detectors),
             findings=tuple(findings),
-            decision=decide(findings, run=run, clean_steps=clean_steps),
+            damage=damage,
+            decision=None if damage is None else remedy(damage),
             stats=self._stats(),
         )
 

@@ -5,16 +5,21 @@ Invariant: a pure function of the live records and events seen so far; no clock,
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import msgspec
 
-from dflash.health.baseline import median_of_sorted
-from dflash.health.lines import EventLine, StepLine
+from dflash.health.baseline import Level, median_of_sorted
+from dflash.health.lines import EventLine, MicroBatchLine, StepLine
+from dflash.records import LrOverlay
 
 RECENT_STEPS = 512  # longest span whose batches a critical finding can name
 STEP_TIMES = 64
 _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 # Signs of life of the trainer itself; a heartbeat only proves that the log writer lives.
 _LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged", "save_durable", "finish"})
+
+_PLANNED = frozenset({"epoch", "lr_change"})
 
 
 class RecentStep(msgspec.Struct, array_like=True):
@@ -23,6 +28,15 @@ class RecentStep(msgspec.Struct, array_like=True):
     step: int
     batch_ids: list[int]
     grad_z: float | None
+
+
+class Judged(NamedTuple):
+    """A micro-batch of the record in hand against its bucket's baseline; `value` is the logarithm of its mean loss."""
+
+    batch: MicroBatchLine
+    value: float
+    z: float
+    level: Level
 
 
 class LastValues(msgspec.Struct, frozen=True):
@@ -43,9 +57,14 @@ class RunContext(msgspec.Struct):
         steps_without_loss: of them, those that carry neither a loss nor the word that it was not finite.
         open_saves: steps whose save has begun and not ended.
         total_steps: optimizer steps the schedule is laid out for, once known.
+        overlay: what a rollback changed about the learning rate.
         last_life_s: wall time of the trainer's last sign of life.
         last_loss_spike: step of the newest loss spike in any bucket.
         open_loss_spikes: buckets that have not come back from one.
+        planned: (step, event) of the newest declared changes that may move the loss.
+        rebase: a declared change has moved the loss for good; its baselines are to be learnt anew.
+        judged: micro-batches of the record in hand, while it is being judged.
+        save_begun_step: newest save that has begun.
     """
 
     steps: int = 0
@@ -53,12 +72,17 @@ class RunContext(msgspec.Struct):
     recent: list[RecentStep] = msgspec.field(default_factory=list)
     open_saves: list[int] = msgspec.field(default_factory=list)
     total_steps: int | None = None
+    overlay: LrOverlay | None = None
     last_life_s: float | None = None
     step_times_s: list[float] = msgspec.field(default_factory=list)
     last_loss_spike: int | None = None
     open_loss_spikes: int = 0
     last: LastValues | None = None
     finished: bool = False
+    planned: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    rebase: bool = False
+    judged: list[Any] = msgspec.field(default_factory=list)
+    save_begun_step: int | None = None
 
     def see_step(self, record: StepLine) -> None:
         """Remember a live record; called before any detector sees it."""
@@ -76,13 +100,18 @@ class RunContext(msgspec.Struct):
             self.last_life_s = event.wall_time_s
         if event.event == "save_begin" and event.step not in self.open_saves:
             self.open_saves.append(event.step)
+            self.save_begun_step = event.step
         elif event.event in _SAVE_ENDED and event.step in self.open_saves:
             self.open_saves.remove(event.step)
+        if event.event in _PLANNED and event.step > 0 and event.details.get("from") != "warmup":
+            self.planned = [*self.planned[-7:], (event.step, event.event)]
         if event.event in ("start", "resume", "finish"):
             self.finished = event.event == "finish"
         total = event.details.get("total_steps")
         if isinstance(total, int) and total > 0:
             self.total_steps = total
+        if "overlay" in event.details:
+            self.overlay = _overlay_of(event.details["overlay"])
 
     def new_process(self) -> None:
         """Forget what ended with the process that wrote the previous segment."""
@@ -92,6 +121,11 @@ class RunContext(msgspec.Struct):
     def batches_between(self, first_step: int, last_step: int) -> tuple[int, ...]:
         """Batch ids that the remembered steps in [first_step, last_step] consumed, ascending."""
         return tuple(sorted({batch for seen in self.recent if first_step <= seen.step <= last_step for batch in seen.batch_ids}))
+
+    def planned_near(self, step: int, *, steps: int) -> tuple[int, str] | None:
+        """The declared change nearest to `step`, if it is no more than `steps` away."""
+        near = [change for change in self.planned if abs(change[0] - step) <= steps]
+        return min(near, key=lambda change: abs(change[0] - step), default=None)
 
     def step_time_median_s(self) -> float | None:
         """Median time of the recent steps, None before the first."""
@@ -105,3 +139,11 @@ class RunContext(msgspec.Struct):
         """Largest gradient z of the `steps` steps before `step`, None where none was judged."""
         seen = [r.grad_z for r in self.recent[-steps - 1 :] if step - steps <= r.step < step and r.grad_z is not None]
         return max(seen, default=None)
+
+
+def _overlay_of(value: Any) -> LrOverlay | None:
+    """An overlay as the log has it; what is none changes nothing, like any other unknown detail."""
+    try:
+        return msgspec.convert(value, LrOverlay | None)
+    except msgspec.ValidationError:
+        return None

@@ -1,18 +1,17 @@
-"""What should happen to the run, as a pure function of findings. Detecting is not acting: nothing is executed here.
+"""Damage: what the findings say of the weights, as a pure function. What to do about it is the rollback room's.
 
-Action follows damage alone: only critical findings of training lead to a decision, whatever their cause. It rests on
-the first alarm, so that it (and its key) stays the same while later findings pile up.
+Action follows damage alone: only critical findings of training count, whatever their cause. Damage rests on the first
+alarm, so that it stays the same while later findings pile up.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dflash.records import Decision, Finding, HealthReport
+from dflash.records import Damage, Finding, HealthReport, RollbackPlan
 
-_KEY_CHARACTERS = 16
+Remedy = Callable[[Damage], RollbackPlan | None]
+"""What should be done about damage; None while that has to wait."""
 
 
 def is_damage(finding: Finding) -> bool:
@@ -20,45 +19,47 @@ def is_damage(finding: Finding) -> bool:
     return finding.severity == "critical" and finding.domain == "training"
 
 
-def decide(findings: Sequence[Finding], *, run: str, clean_steps: Sequence[int]) -> Decision | None:
-    """The decision that the findings call for.
+def damage_of(findings: Sequence[Finding], *, segment: int, last_step: int) -> Damage | None:
+    """The damage that the findings show.
 
     Args:
         findings: of one report.
-        run: name of the run, part of the key.
-        clean_steps: steps of the checkpoints that the ledger calls clean.
+        segment: newest segment of the log.
+        last_step: newest live record.
 
     Returns:
-        A halt that names the newest clean checkpoint at or before the onset and the plan positions consumed in
-        [onset - 1, alarm], or None if nothing is damaged.
+        Onset, alarm, and the plan positions consumed between them, of the findings that alarmed first; None if nothing
+        is damaged.
     """
     damage = [finding for finding in findings if is_damage(finding)]
     if not damage:
         return None
     alarm = min(_alarm_step(finding) for finding in damage)
     first = [finding for finding in damage if _alarm_step(finding) == alarm]
-    onset = min(finding.onset_step for finding in first)
-    segment = max(int(finding.values["segment"]) for finding in first)
-    # Record s leads from state s to s+1, so the checkpoint of the onset step itself is still untouched.
-    target = max((step for step in clean_steps if step <= onset), default=None)
-    evidence = {
-        "run": run,
-        "action": "halt",
-        "segment": segment,
-        "onset": onset,
-        "alarm": alarm,
-        "detectors": sorted({finding.detector for finding in first}),
-    }
-    key = hashlib.sha256(json.dumps(evidence, sort_keys=True).encode()).hexdigest()[:_KEY_CHARACTERS]
-    return Decision(
-        key=f"halt-{key}",
-        action="halt",
-        reason="; ".join(sorted(finding.message for finding in first)),
-        onset_step=onset,
+    consumed = {batch for finding in first for batch in finding.batch_ids}
+    return Damage(
+        segment=segment,
+        onset_step=min(finding.onset_step for finding in first),
         alarm_step=alarm,
-        target_step=target,
-        skip_positions=tuple(sorted({batch for finding in first for batch in finding.batch_ids})),
+        first_position=min(consumed, default=0),
+        end_position=max(consumed, default=-1) + 1,
+        last_step=last_step,
+        reason="; ".join(sorted(finding.message for finding in first)),
     )
+
+
+def decided(plan: RollbackPlan) -> str:
+    """The decision in words."""
+    back = "there is no clean checkpoint to go back to" if plan.target_step is None else f"clean state: step-{plan.target_step}"
+    if plan.action == "halt":
+        return f"halt the run; {back}. {plan.reason}."
+    skipped = sum(end - first for first, end in plan.skip)
+    text = f"roll back to checkpoint step-{plan.target_step}, skip {skipped} batches of the plan (rung {plan.rung} of the ladder)"
+    if plan.overlay is not None:
+        text += (
+            f"; the learning rate is warmed up again over {plan.overlay.rewarm_steps} steps to {plan.overlay.cap:g} of the schedule"
+        )
+    return f"{text}."
 
 
 def critical_training_spans(report: HealthReport) -> list[tuple[int, int]]:

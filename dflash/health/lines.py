@@ -4,9 +4,8 @@ Invariant: a line becomes exactly one item (or two, when a crash glued a torn li
 file holds is dropped silently. Bare NaN and Infinity tokens, which are not JSON but which many writers emit, are
 turned into null and named in `nonfinite`.
 
-The hard decision: these are not the full records of `dflash.records`, because sample ids make up most of a line and
-no detector here reads them; skipping them makes the pass about as fast as the JSON scan itself. A test keeps the
-names equal to those of the records.
+The hard decision: these are not the full records of `dflash.records`: fields that no detector reads are scanned but
+not built, and nothing here is tracked by the cycle collector. A test keeps the names equal to those of the records.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dflash.records.log import LOG_SCHEMA_VERSION
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 # Fields that the trainer itself writes as null when they are not finite.
-_NULLABLE = frozenset({"ce", "grad_norm", "ce_sum"})
+_NULLABLE = frozenset({"ce", "grad_norm", "clip_coef", "ce_sum"})
 _REASON_CHARACTERS = 120
 _SALVAGE_TRIES = 256
 # Nesting thousands deep ends the decoder with a RecursionError instead of its own.
@@ -36,11 +35,15 @@ class MicroBatchLine(msgspec.Struct, frozen=True, gc=False):
 
     batch_id: int
     bucket: int
+    epoch: int
+    rows: tuple[int, ...]
     n_tokens: Count
     ce_sum: float | None
+    correct: tuple[int, ...]
+    valid: tuple[int, ...]
 
 
-class StepLine(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
+class StepLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="step"):
     """One optimizer step; the fields mean what they mean in `dflash.records.StepRecord`."""
 
     segment: Count
@@ -51,6 +54,7 @@ class StepLine(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
     accuracy: float
     accepted_length: float
     grad_norm: float | None
+    clip_coef: float | None
     lr: float
     skipped: bool
     nonfinite: tuple[str, ...]
@@ -60,6 +64,7 @@ class StepLine(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
     tokens_per_s: float
     ready_depth: int
     feature_depth: int
+    target_depths: tuple[int, ...]
     schema_version: int
 
 

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from dflash.health.advice import VERDICT_MEANS, batches_in_words, is_settled, what_to_do
+from dflash.health.decision import decided
 from dflash.health.history import History
 from dflash.health.report_plots import Picture, draw_buckets, draw_overview
 from dflash.records import DetectorSummary, Finding, HealthReport
@@ -100,15 +101,9 @@ def _decision(report: HealthReport) -> str:
     decision = report.decision
     if decision is None:
         return ""
-    back = (
-        "There is no clean checkpoint to go back to."
-        if decision.target_step is None
-        else f"Go back to checkpoint <code>step-{decision.target_step}</code>."
-    )
     return (
-        f'<div class="card decision"><strong>Decision: {escape(decision.action)} the run.</strong> {back} '
-        f"The damage began at step {decision.onset_step} and was noticed at step {decision.alarm_step}; "
-        f"{len(decision.skip_positions)} batches of the plan were consumed in between. "
+        f'<div class="card decision"><strong>Decision:</strong> {escape(decided(decision))} '
+        f"The damage began at step {decision.onset_step} and was noticed at step {decision.alarm_step}. "
         f'<span class="quiet">Key <code>{escape(decision.key)}</code></span></div>'
     )
 

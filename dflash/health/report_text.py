@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from dflash.health.advice import VERDICT_MEANS, is_settled, what_to_do
+from dflash.health.decision import decided
 from dflash.records import HealthReport
 
 WIDTH = 80
@@ -25,10 +26,7 @@ def _lines(report: HealthReport) -> Iterator[str]:
     if report.last_step is not None:
         yield f"  steps 0 to {report.last_step}, {100 * report.coverage_frac:.1f} % in the log, checked {report.checked_at}"[:WIDTH]
     if report.decision is not None:
-        target = report.decision.target_step
-        back = "there is no clean checkpoint" if target is None else f"go back to checkpoint step-{target}"
-        skip = len(report.decision.skip_positions)
-        yield from _wrapped(f"Decision: {report.decision.action}; {back}, skip {skip} batches of the plan.", indent="  ")
+        yield from _wrapped(f"Decision: {decided(report.decision)}", indent="  ")
     yield from _found(report)
     yield ""
     yield f"{'Checked':<18}{'judged':>9}{'found':>7}  note"

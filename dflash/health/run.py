@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import msgspec
 from dflash.config import Config
 from dflash.errors import DataError
 from dflash.health.check import HealthChecker
+from dflash.health.decision import Remedy
 from dflash.health.files import write_atomically
 from dflash.health.reader import LogCursor, read_new, start_cursor
 from dflash.health.report import write_json, write_report
@@ -36,7 +36,7 @@ class SavedCheck(msgspec.Struct):
     drawn: str
 
 
-def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, clean_steps: Sequence[int]) -> HealthReport:
+def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, remedy: Remedy) -> HealthReport:
     """Check one run and write `health/{state.json,report.json,report.html,decisions/}`.
 
     Args:
@@ -44,7 +44,7 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, cle
         config: the run's configuration.
         now_s: wall time (seconds since the epoch).
         ended: the run is over; the report is then always drawn.
-        clean_steps: steps of the checkpoints that the ledger calls clean.
+        remedy: says what should be done about damage.
 
     Returns:
         The report that was written.
@@ -61,7 +61,7 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, cle
     if checker is None:
         saved, checker = None, HealthChecker(config.health, config.train, config.checkpoint)
     cursor = _feed_new(checker, paths.log, start_cursor() if saved is None else saved.cursor)
-    report = checker.report(run=paths.root.name, now_s=now_s, ended=ended, clean_steps=clean_steps)
+    report = checker.report(run=paths.root.name, now_s=now_s, ended=ended, remedy=remedy)
     shows = _shown(report)
     fresh = saved is not None and saved.drawn == shows and now_s - saved.drawn_at_s < config.health.report_interval_s
     if saved is not None and fresh and not ended:

@@ -52,14 +52,20 @@ def _record(number: int, point: SeriesPoint) -> StepLine:
         accuracy=0.0,
         accepted_length=0.0,
         grad_norm=point.grad_norm,
+        clip_coef=None,
         lr=0.0,
         skipped=False,
         nonfinite=point.nonfinite,
-        micro_batches=(MicroBatchLine(batch_id=number, bucket=0, n_tokens=1, ce_sum=point.loss),),
+        micro_batches=(
+            MicroBatchLine(
+                batch_id=number, bucket=0, epoch=0, rows=(), n_tokens=1, ce_sum=point.loss, correct=(), valid=()
+            ),
+        ),
         plan_position=number,
         step_time_s=0.0,
         tokens_per_s=0.0,
         ready_depth=0,
         feature_depth=0,
+        target_depths=(),
         schema_version=LOG_SCHEMA_VERSION,
     )

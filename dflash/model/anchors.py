@@ -94,6 +94,23 @@ def block_labels(input_ids: Tensor, loss_mask: Tensor, lengths: Tensor, anchor_s
     return BlockLabels(labels.masked_fill(~valid, 0), valid)
 
 
+def covered_tokens(labels: BlockLabels, anchor_set: AnchorSet, *, tokens: int) -> int:
+    """How many of the batch's tokens some block is trained to predict, each counted once.
+
+    Args:
+        labels: [B, N, K].
+        anchor_set: [B, N].
+        tokens: S.
+
+    Returns:
+        Covered tokens; over the supervised tokens of the batch it is the coverage.
+    """
+    positions = anchor_set.positions.unsqueeze(-1) + torch.arange(labels.valid.shape[-1], device=labels.valid.device)
+    positions = torch.where(labels.valid, positions, tokens).flatten(1)  # what is not trained falls into one column too many
+    seen = torch.zeros((len(positions), tokens + 1), dtype=torch.bool, device=positions.device).scatter_(1, positions, value=True)
+    return int(seen[:, :tokens].sum())
+
+
 def block_token_ids(input_ids: Tensor, anchor_set: AnchorSet, *, block_size: int, mask_token_id: int) -> Tensor:
     """Input tokens of every block, [B, N, K]: the anchor's token, then masks."""
     shape = (*anchor_set.positions.shape, block_size)

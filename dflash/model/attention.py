@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,44 +44,67 @@ class AttentionChunk:
     Attributes:
         first_block, last_block: half-open range of blocks.
         first_token, last_token: half-open range of context tokens that any of them sees.
-        mask: additive, [B, 1, G * blocks * K, tokens + blocks * K].
+        rows: sequences [R] that have a real block here; None if all have.
+        mask: additive, [R, 1, G * blocks * K, tokens + blocks * K].
     """
 
     first_block: int
     last_block: int
     first_token: int
     last_token: int
+    rows: Tensor | None
     mask: Tensor
 
 
-def plan_chunks(
-    anchors: Tensor, *, block_size: int, groups: int, visibility: Visibility, dtype: torch.dtype
-) -> tuple[AttentionChunk, ...]:
+class BlockLayout(NamedTuple):
+    """Where a batch's blocks stand.
+
+    Attributes:
+        anchors: [B, N] positions; padded slots best repeat their row's last one.
+        keep: [B, N] flags of real blocks.
+        context_tokens: S.
+        block_size: K.
+        groups: query heads a key head (G).
+    """
+
+    anchors: Tensor
+    keep: Tensor
+    context_tokens: int
+    block_size: int
+    groups: int
+
+
+def plan_chunks(layout: BlockLayout, *, visibility: Visibility, dtype: torch.dtype) -> tuple[AttentionChunk, ...]:
     """Cut the blocks into chunks and build each chunk's mask; one plan serves all layers of one visibility.
 
+    A sequence that has no real block in a chunk takes no part in it, and a chunk without any is left out.
+
     Args:
-        anchors: [B, N] positions; unkept slots may hold any of the batch's positions.
-        block_size: K.
-        groups: query heads a key head.
+        layout: of the batch.
         visibility: of the layer.
         dtype: of the additive masks (the queries' dtype).
 
     Returns:
-        Chunks that cover all N blocks in order.
+        Chunks that cover all kept blocks in order.
     """
+    anchors, keep, _, block_size, groups = layout
     blocks = anchors.shape[1]
     chunk_count = -(-blocks // BLOCKS_PER_CHUNK)
-    lowest, highest = anchors.amin(0).tolist(), anchors.amax(0).tolist()
+    positions, flags = anchors.cpu(), keep.cpu()  # one wait for the device, not one a chunk
     chunks = []
     for index in range(chunk_count):
         first, last = index * blocks // chunk_count, (index + 1) * blocks // chunk_count
-        last_token = max(highest[first:last])
-        first_token = 0 if visibility.window is None else max(0, min(lowest[first:last]) - visibility.window + 1)
-        mask = _chunk_mask(anchors[:, first:last], range(first_token, last_token), block_size, visibility, dtype)
-        rows = mask.shape[-2] * groups
-        # Rows are ordered (group, block, slot), so the mask repeats once for each group.
-        folded = mask.unsqueeze(1).expand(-1, groups, -1, -1).reshape(len(mask), 1, rows, mask.shape[-1])
-        chunks.append(AttentionChunk(first, last, first_token, last_token, folded))
+        rows = flags[:, first:last].any(1).nonzero().squeeze(1)
+        if not len(rows):
+            continue
+        present = positions[rows, first:last]
+        last_token = int(present.max())
+        first_token = 0 if visibility.window is None else max(0, int(present.min()) - visibility.window + 1)
+        mask = _chunk_mask(present.to(anchors.device), range(first_token, last_token), block_size, visibility, dtype)
+        # Queries are ordered (group, block, slot), so the mask repeats once for each group.
+        folded = mask.unsqueeze(1).expand(-1, groups, -1, -1).reshape(len(mask), 1, -1, mask.shape[-1])
+        some = None if len(rows) == len(flags) else rows.to(anchors.device)
+        chunks.append(AttentionChunk(first, last, first_token, last_token, some, folded))
     return tuple(chunks)
 
 
@@ -96,16 +120,22 @@ def attend_blocks(
         chunks: plan for this layer's visibility.
 
     Returns:
-        [B, N, K, H * Dh].
+        [B, N, K, H * Dh]; zeros for blocks that no chunk covers.
     """
-    outputs = []
+    batch, total = queries.shape[:2]
+    outputs, covered = [], 0
     for chunk in chunks:
         blocks, tokens = slice(chunk.first_block, chunk.last_block), slice(chunk.first_token, chunk.last_token)
         keys, values = (
-            torch.cat((seen[:, :, tokens], own[:, blocks].flatten(1, 2).transpose(1, 2)), dim=2)
+            torch.cat((of_rows(seen[:, :, tokens], chunk), of_rows(own[:, blocks], chunk).flatten(1, 2).transpose(1, 2)), dim=2)
             for seen, own in zip(context, block, strict=True)
         )
-        outputs.append(_attend_folded(queries[:, blocks], keys, values, chunk.mask))
+        mixed = _attend_folded(of_rows(queries[:, blocks], chunk), keys, values, chunk.mask)
+        if chunk.rows is not None:
+            mixed = mixed.new_zeros((batch, *mixed.shape[1:])).index_copy(0, chunk.rows, mixed)
+        outputs += [*_gap(queries, covered, chunk.first_block), mixed]
+        covered = chunk.last_block
+    outputs += _gap(queries, covered, total)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
@@ -134,6 +164,21 @@ def attend_one_block(
     return _attend_folded(queries.unsqueeze(1), keys, values, mask).squeeze(1)
 
 
+def _gap(queries: Tensor, first: int, last: int) -> list[Tensor]:
+    """Zeros for the blocks that no chunk covers."""
+    return [] if first == last else [queries.new_zeros((len(queries), last - first, *queries.shape[2:])).flatten(-2)]
+
+
+def covered_blocks(chunk: AttentionChunk) -> slice:
+    """The chunk's blocks."""
+    return slice(chunk.first_block, chunk.last_block)
+
+
+def of_rows(tensor: Tensor, chunk: AttentionChunk) -> Tensor:
+    """The chunk's sequences."""
+    return tensor if chunk.rows is None else tensor.index_select(0, chunk.rows)
+
+
 def _chunk_mask(anchors: Tensor, tokens: range, block_size: int, visibility: Visibility, dtype: torch.dtype) -> Tensor:
     """Additive mask [B, blocks * K, tokens + blocks * K] of one chunk, from the visibility rule itself."""
     device = anchors.device
@@ -153,10 +198,21 @@ def _chunk_mask(anchors: Tensor, tokens: range, block_size: int, visibility: Vis
 
 def _attend_folded(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """SDPA of queries [B, n, K, H, Dh] with the G query heads of a key head folded into rows; returns [B, n, K, H * Dh]."""
+    mixed = functional.scaled_dot_product_attention(fold(queries, keys.shape[1]), keys, values, attn_mask=mask)
+    return unfold(mixed, queries.shape)
+
+
+def fold(queries: Tensor, key_heads: int) -> Tensor:
+    """[B, n, K, H, Dh] -> [B, Hkv, G * n * K, Dh], ordered (group, block, slot)."""
     batch, blocks, block_size, heads, width = queries.shape
-    key_heads, groups = keys.shape[1], heads // keys.shape[1]
-    grouped = queries.reshape(batch, blocks, block_size, key_heads, groups, width)
-    rows = grouped.permute(0, 3, 4, 1, 2, 5).reshape(batch, key_heads, groups * blocks * block_size, width)
-    mixed = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
-    unfolded = mixed.reshape(batch, key_heads, groups, blocks, block_size, width).permute(0, 3, 4, 1, 2, 5)
-    return unfolded.reshape(batch, blocks, block_size, heads * width)
+    grouped = queries.reshape(batch, blocks, block_size, key_heads, heads // key_heads, width)
+    return grouped.permute(0, 3, 4, 1, 2, 5).reshape(batch, key_heads, -1, width)
+
+
+def unfold(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Undo `fold`: [B, Hkv, G * n * K, Dh] -> [B, n, K, H * Dh], for queries of `shape` [.., .., K, H, Dh]."""
+    batch, key_heads = rows.shape[:2]
+    block_size, heads, width = shape[2:]
+    groups = heads // key_heads
+    split = rows.reshape(batch, key_heads, groups, -1, block_size, width).permute(0, 3, 4, 1, 2, 5)
+    return split.reshape(batch, -1, block_size, heads * width)

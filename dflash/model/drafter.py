@@ -10,17 +10,19 @@ Hard decision: everything but attention runs on the T kept blocks only, so that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dflash.config import DrafterConfig
 from dflash.errors import DrafterError
-from dflash.model.attention import AttentionChunk, Visibility, attend_blocks, attend_one_block, plan_chunks
+from dflash.model.attention import BlockLayout, Visibility, attend_one_block
+from dflash.model.backends import AttentionBackend, ChunkedAttention
 from dflash.model.context_cache import ContextCache
+from dflash.model.norm import rms_norm
 from dflash.model.rope import rotary_angles, rotate
+from dflash.model.swiglu import swiglu_down
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -60,7 +62,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise the last dimension, in the input's dtype."""
-        return functional.rms_norm(inputs, self.weight.shape, self.weight.to(inputs.dtype), self.eps)
+        return rms_norm(inputs, self.weight, eps=self.eps)
 
 
 class DrafterAttention(nn.Module):
@@ -98,8 +100,14 @@ class DrafterMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
-        output: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return output
+        return swiglu_down(self.gate_proj(hidden), self.up_proj(hidden), self.down_proj.weight)
+
+
+class _Attend(NamedTuple):
+    """The backend and its plan for one batch and one visibility."""
+
+    backend: AttentionBackend
+    plan: Any
 
 
 class DrafterLayer(nn.Module):
@@ -113,16 +121,14 @@ class DrafterLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self, hidden: Tensor, context: Tensor, *, rotary: tuple[Rotary, Rotary], kept: Kept, chunks: tuple[AttentionChunk, ...]
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, context: Tensor, *, rotary: tuple[Rotary, Rotary], kept: Kept, attend: _Attend) -> Tensor:
         """Training: hidden [T, K, D], context [B, S, D], rotary of context and of blocks -> [T, K, D]."""
         normed = self.input_layernorm(hidden)
         attention = self.self_attn
         seen = tuple(part.transpose(1, 2) for part in attention.keys_values(context, rotary[0]))
         own = tuple(kept.spread(part) for part in attention.keys_values(normed, rotary[1]))
         queries = kept.spread(attention.queries(normed, rotary[1]))
-        mixed = attend_blocks(queries, (seen[0], seen[1]), (own[0], own[1]), chunks)
+        mixed = attend.backend.attend(queries, (seen[0], seen[1]), (own[0], own[1]), attend.plan)
         return self._residual(hidden, kept.take(mixed))
 
     def draft(self, hidden: Tensor, seen: tuple[Tensor, Tensor], *, rotary: Rotary) -> Tensor:
@@ -150,6 +156,7 @@ class Drafter(nn.Module):
         super().__init__()
         self.config = config
         self.target_hidden_size = target_hidden_size
+        self.attention: AttentionBackend = ChunkedAttention()  # works everywhere; a trainer sets what its probe chose
         self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         full = Visibility(window=None, causal=False)
@@ -184,16 +191,16 @@ class Drafter(nn.Module):
             [B, N, K, D]; zeros where keep is false.
         """
         kept = Kept.of(keep)
-        # Nothing at or behind the last anchor is visible to any block.
-        context_tokens = min(max(int(anchors.max()), 1), features.shape[1])
+        context_tokens = self.attention.context_tokens(anchors, available=features.shape[1])
         context = self._context(features[:, :context_tokens])
         device = features.device
         slots = kept.take(anchors).unsqueeze(1) + torch.arange(block_embeds.shape[2], device=device)
         rotary = (self._rotary(torch.arange(context_tokens, device=device), context.dtype), self._rotary(slots, context.dtype))
-        plans = self._plans(anchors, block_embeds.shape[2], context.dtype)
+        groups = self.config.num_attention_heads // self.config.num_key_value_heads
+        plans = self._plans(BlockLayout(anchors, keep, context_tokens, block_embeds.shape[2], groups), context.dtype)
         hidden = kept.take(block_embeds)
         for layer in self._typed_layers():
-            hidden = layer(hidden, context, rotary=rotary, kept=kept, chunks=plans[layer.visibility])
+            hidden = layer(hidden, context, rotary=rotary, kept=kept, attend=plans[layer.visibility])
         return kept.spread(self.norm(hidden))
 
     def new_cache(self) -> ContextCache:
@@ -241,11 +248,10 @@ class Drafter(nn.Module):
         cos, sin = rotary_angles(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=dtype)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
-    def _plans(self, anchors: Tensor, block_size: int, dtype: torch.dtype) -> dict[Visibility, tuple[AttentionChunk, ...]]:
+    def _plans(self, layout: BlockLayout, dtype: torch.dtype) -> dict[Visibility, _Attend]:
         """One plan for each kind of layer, shared by all layers of that kind."""
-        groups = self.config.num_attention_heads // self.config.num_key_value_heads
         kinds = {layer.visibility for layer in self._typed_layers()}
-        return {kind: plan_chunks(anchors, block_size=block_size, groups=groups, visibility=kind, dtype=dtype) for kind in kinds}
+        return {kind: _Attend(self.attention, self.attention.plan(layout, visibility=kind, dtype=dtype)) for kind in kinds}
 
     def _typed_layers(self) -> Iterator[DrafterLayer]:
         return (cast("DrafterLayer", layer) for layer in self.layers)

@@ -1,191 +1,204 @@
-"""Export and import of the published drafter layout: `config.json` + `model.safetensors`, audited both ways.
+"""Export and import of published drafters, in three layouts, audited both ways.
 
 Invariant: a folder either holds a complete, audited export or does not exist: files are written beside it, imported again,
-compared bit for bit, and only then moved into place. The audit checks names, counts and shapes of all tensors, because
-engines skip unknown tensors and leave missing ones random without a word.
+compared bit for bit, and only then exchanged with what stood there. Names, count, shapes and dtypes of all tensors are
+checked before a weight is read, because engines skip unknown tensors and leave missing ones random without a word.
+Hard decision: some layouts carry copies of the target's embedding and head. They are written from the target's own files and
+never trusted on the way back: with the target at hand they must equal its own, and either way they are left out.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dflash.config import DrafterConfig
 from dflash.errors import DrafterError
 from dflash.model.drafter import Drafter
-from dflash.model.export_config import drafter_config_of, hf_drafter_config, required
+from dflash.model.export_checks import audit_stored, check_tables, check_vocabulary_maps
+from dflash.model.export_fields import DrafterDescription, DtypeName, LayoutName
+from dflash.model.export_files import (
+    CONFIG_NAME,
+    DTYPES,
+    INDEX_NAME,
+    WEIGHTS_NAME,
+    audit_tensors,
+    read_json,
+    read_tensor,
+    stored_tensors,
+    write_files,
+)
+from dflash.model.export_layouts import LAYOUTS, Layout, layout_of
+from dflash.model.export_swap import partial_path, recover, replace_folder
 from dflash.model.parameters import drafter_shapes
 from dflash.model.target_info import TargetInfo
 
-CONFIG_NAME = "config.json"
-WEIGHTS_NAME = "model.safetensors"
-ExportDtype = Literal["bfloat16", "float32"]
-_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_OWN_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedDrafter:
-    """A drafter read from a published folder, on the CPU, in the dtype of its file.
-
-    Attributes:
-        vocab_size: padded vocabulary of the target it was trained on.
-        num_target_layers: decoder layers of that target.
-    """
+    """A drafter read from a published folder, on the CPU, in the dtype of its file."""
 
     drafter: Drafter
-    mask_token_id: int
-    vocab_size: int
-    num_target_layers: int
+    description: DrafterDescription
+    layout: LayoutName
+    dtype: DtypeName
 
 
-def export_drafter(drafter: Drafter, out_dir: Path, *, info: TargetInfo, mask_token_id: int, dtype: ExportDtype) -> Path:
-    """Write a drafter in the published layout.
+def describe_export(config: DrafterConfig, info: TargetInfo, *, mask_token_id: int, target_name: str) -> DrafterDescription:
+    """What an export says about a drafter of our own and its target.
+
+    Args:
+        config: the drafter's shape.
+        info: its target.
+        mask_token_id: token that fills the drafted slots.
+        target_name: hub name or folder of the target, as readers of the export should know it.
+    """
+    architectures: tuple[str, ...] = ()
+    if (Path(info.location) / CONFIG_NAME).is_file():
+        architectures = tuple(read_json(Path(info.location) / CONFIG_NAME).get("architectures") or ())
+    return DrafterDescription(
+        config=config,
+        mask_token_id=mask_token_id,
+        vocab_size=info.vocab_size,
+        num_target_layers=info.num_hidden_layers,
+        target_hidden_size=info.hidden_size,
+        target_name=target_name,
+        target_architectures=architectures,
+    )
+
+
+def export_drafter(
+    drafter: Drafter,
+    out_dir: Path,
+    *,
+    description: DrafterDescription,
+    layout: LayoutName,
+    dtype: DtypeName,
+    tables: Mapping[str, Tensor] | None,
+) -> Path:
+    """Write a drafter in a published layout.
 
     Args:
         drafter: the drafter.
-        out_dir: folder to make; an earlier export there is replaced.
-        info: its target.
-        mask_token_id: token that fills the drafted slots.
+        out_dir: folder to make; an earlier export there is replaced, without a moment in which there is none.
+        description: the drafter and its target.
+        layout: which one.
         dtype: of the stored weights.
+        tables: the target's embedding and head (`frozen_tables`), for layouts that store copies of them.
 
     Returns:
         The folder.
 
     Raises:
-        DrafterError: the mask token is no row of the target's vocabulary, a weight is not finite, or the folder holds
-            something else than an export.
+        DrafterError: the layout cannot express this drafter, the mask token is no row of the target's vocabulary, a weight
+            is not finite, tables are needed and missing, or the folder holds something else than an export.
     """
-    _check_exportable(drafter, out_dir, info, mask_token_id)
-    raw = hf_drafter_config(
-        drafter.config,
-        mask_token_id=mask_token_id,
-        vocab_size=info.vocab_size,
-        num_target_layers=info.num_hidden_layers,
-        dtype=dtype,
-    )
-    tensors = {name: value.detach().to("cpu", _DTYPES[dtype]).contiguous() for name, value in drafter.state_dict().items()}
-    partial = out_dir.with_name(f"{out_dir.name}.partial-{os.getpid()}")
+    recover(out_dir)
+    _check_exportable(drafter, out_dir, description)
+    form = LAYOUTS[layout]
+    raw = form.config(description, dtype=dtype)
+    state = {form.file_name(name): value for name, value in drafter.state_dict().items()}
+    state |= _tables_to_store(form, description, tables)
+    tensors = {name: value.detach().to("cpu", DTYPES[dtype]).contiguous() for name, value in state.items()}
+    partial = partial_path(out_dir)
     try:
-        partial.mkdir(parents=True)
-        save_file(tensors, partial / WEIGHTS_NAME, metadata={"format": "pt"})
-        (partial / CONFIG_NAME).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        _check_reimport(partial, drafter, tensors)
-        _sync(partial)
-        shutil.rmtree(out_dir, ignore_errors=True)
-        partial.replace(out_dir)
+        write_files(partial, raw, tensors)
+        _check_reimport(partial, form, description, tensors)
+        replace_folder(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out_dir
 
 
-def import_drafter(folder: Path) -> ImportedDrafter:
-    """Read a drafter from a published folder, refusing anything incomplete.
+def import_drafter(folder: Path, *, tables: Mapping[str, Tensor] | None) -> ImportedDrafter:
+    """Read a drafter from a published folder of any layout, refusing anything incomplete.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`.
+        folder: holds `config.json` and `model.safetensors`, or shards and their index.
+        tables: the target's embedding and head if it is at hand; stored copies must equal them.
 
     Returns:
         The drafter and what it belongs to.
 
     Raises:
-        DrafterError: a file, key or tensor is missing, unknown or of another shape.
+        DrafterError: a file, key or tensor is missing, unknown, of another shape or of another dtype, or a stored copy of
+            one of the target's tables is not the target's.
     """
+    raw = read_json(folder / CONFIG_NAME)
     origin = str(folder / CONFIG_NAME)
-    raw = _read_json(folder / CONFIG_NAME)
-    config = drafter_config_of(raw, origin=origin)
-    mask_token_id = required(raw["dflash_config"], "mask_token_id", int, f"{origin}: dflash_config")
-    vocab_size = required(raw, "vocab_size", int, origin)
-    if not 0 <= mask_token_id < vocab_size:
+    layout = layout_of(raw, origin=origin)
+    description = layout.describe(raw, origin=origin)
+    stored = stored_tensors(folder)
+    dtype = audit_stored(layout, description, stored, origin=str(folder))
+    check_tables(layout, description, stored, tables, origin=str(folder))
+    check_vocabulary_maps(stored)
+    drafter = Drafter(description.config, target_hidden_size=description.target_hidden_size).to(DTYPES[dtype])
+    names = {layout.file_name(name): name for name in drafter.state_dict()}
+    drafter.load_state_dict({own: read_tensor(name, stored[name]) for name, own in names.items()})
+    return ImportedDrafter(drafter, description, layout.name, dtype)
+
+
+def _tables_to_store(layout: Layout, description: DrafterDescription, tables: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    wanted = layout.table_shapes(description)
+    if not wanted:
+        return {}
+    if tables is None:
         raise DrafterError(
-            f"{origin} has mask_token_id {mask_token_id} outside its vocabulary of {vocab_size}", remedy="correct it"
+            f"the {layout.name} layout stores the target's embedding and head, and the target is not at hand",
+            remedy="give the target's folder as well (--target FOLDER)",
         )
-    target_hidden_size = raw.get("target_hidden_size", config.hidden_size)
-    weights = folder / WEIGHTS_NAME
-    audit_tensors(_stored_shapes(weights), drafter_shapes(config, target_hidden_size=target_hidden_size), origin=str(weights))
-    tensors = load_file(weights)
-    drafter = Drafter(config, target_hidden_size=target_hidden_size).to(next(iter(tensors.values())).dtype)
-    drafter.load_state_dict(tensors)
-    return ImportedDrafter(drafter, mask_token_id, vocab_size, required(raw, "num_target_layers", int, origin))
+    audit_tensors({name: tuple(tables[name].shape) for name in wanted if name in tables}, wanted, origin="the target")
+    # A tied target gives one tensor twice, and the file format refuses two names on one memory.
+    return {name: tables[name].clone() for name in wanted}
 
 
-def audit_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], *, origin: str) -> None:
-    """Compare names, count and shapes of stored tensors with what the configuration asks for.
-
-    Raises:
-        DrafterError: names every missing, unknown and misshapen tensor.
-    """
-    problems = [f"missing {name}" for name in wanted if name not in found]
-    problems += [f"unknown {name}" for name in found if name not in wanted]
-    problems += [
-        f"{name} is {list(found[name])}, expected {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and tuple(found[name]) != tuple(shape)
-    ]
-    if problems:
-        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+def _check_exportable(drafter: Drafter, out_dir: Path, description: DrafterDescription) -> None:
+    if not 0 <= description.mask_token_id < description.vocab_size:
         raise DrafterError(
-            f"{origin} holds {len(found)} tensors, expected {len(wanted)}: {shown}",
-            remedy="use weights and config of the same drafter; engines would load such a file without complaint",
-        )
-
-
-def _check_exportable(drafter: Drafter, out_dir: Path, info: TargetInfo, mask_token_id: int) -> None:
-    if not 0 <= mask_token_id < info.vocab_size:
-        raise DrafterError(
-            f"mask token id {mask_token_id} is no row of the target's vocabulary ({info.vocab_size})",
+            f"mask token id {description.mask_token_id} is no row of the target's vocabulary ({description.vocab_size})",
             remedy="name an existing token that the corpus never uses",
         )
-    shapes = {name: tuple(value.shape) for name, value in drafter.state_dict().items()}
-    audit_tensors(shapes, drafter_shapes(drafter.config, target_hidden_size=drafter.target_hidden_size), origin="the drafter")
-    broken = [name for name, value in drafter.state_dict().items() if not bool(value.isfinite().all())]
+    state = drafter.state_dict()
+    wanted = drafter_shapes(description.config, target_hidden_size=description.target_hidden_size)
+    audit_tensors({name: tuple(value.shape) for name, value in state.items()}, wanted, origin="the drafter")
+    broken = [name for name, value in state.items() if not bool(value.isfinite().all())]
     if broken:
         raise DrafterError(f"weights that are not finite: {', '.join(broken[:8])}", remedy="export a clean checkpoint")
-    if out_dir.is_file() or (out_dir.is_dir() and any(path.name not in (CONFIG_NAME, WEIGHTS_NAME) for path in out_dir.iterdir())):
+    known = (*_OWN_FILES, INDEX_NAME)
+    if out_dir.is_file() or (out_dir.is_dir() and any(path.name not in known for path in out_dir.iterdir())):
         raise DrafterError(f"{out_dir} holds other files than an export", remedy="name an empty or a new folder")
 
 
-def _check_reimport(folder: Path, drafter: Drafter, tensors: Mapping[str, Tensor]) -> None:
-    again = import_drafter(folder)
-    for name, value in again.drafter.state_dict().items():
-        if not torch.equal(value, tensors[name]):
+def _check_reimport(folder: Path, layout: Layout, description: DrafterDescription, tensors: Mapping[str, Tensor]) -> None:
+    again = import_drafter(folder, tables=None)
+    stored = stored_tensors(folder)
+    for name, value in tensors.items():
+        if not torch.equal(read_tensor(name, stored[name]), value):
             raise DrafterError(f"{name} reads back differently from {folder}", remedy="check the disk and export again")
-    wanted = drafter.config.model_copy(update={"layer_types": drafter.config.resolved_layer_types})
-    if again.drafter.config.model_copy(update={"sliding_window": wanted.sliding_window}) != wanted:
+    for name, value in again.drafter.state_dict().items():
+        if not torch.equal(value, tensors[layout.file_name(name)]):
+            raise DrafterError(f"{name} is imported differently from {folder}", remedy="report this: the exporter is wrong")
+    found, wanted = (_comparable(item) for item in (again.description, description))
+    if found != wanted:
         raise DrafterError(f"the config reads back differently from {folder}", remedy="report this: the exporter is wrong")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DrafterError(f"{file} cannot be read: {error}", remedy="give the folder of an exported drafter") from error
-    if not isinstance(raw, dict):
-        raise DrafterError(f"{file} holds no object", remedy="give the folder of an exported drafter")
-    return raw
-
-
-def _stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(file, framework="pt") as stored:
-            return {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError) as error:
-        raise DrafterError(f"{file} cannot be read: {error}", remedy="give the folder of an exported drafter") from error
-
-
-def _sync(folder: Path) -> None:
-    """Flush both files and the folder, so that the move that follows cannot expose an empty file after a crash."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _comparable(description: DrafterDescription) -> tuple[object, ...]:
+    """What every layout must give back: all that changes a number."""
+    config = description.config
+    sliding = "sliding_attention" in config.resolved_layer_types
+    settled = config.model_copy(
+        update={
+            "layer_types": config.resolved_layer_types,
+            "sliding_window": config.sliding_window if sliding else None,
+            "sliding_causal": config.sliding_causal if sliding else True,
+        }
+    )
+    return settled, description.mask_token_id, description.vocab_size, description.target_hidden_size

@@ -1,6 +1,6 @@
-"""The published drafter's `config.json`: written from our configuration, and read back into it. Pure; no files.
+"""The z-lab layout's `config.json`: written from a description, and read back into it. Pure; no files.
 
-Invariant: reading what was written gives the same `DrafterConfig`. Serving engines fill missing keys silently (a mask token
+Invariant: reading what was written gives the same description. Serving engines fill missing keys silently (a mask token
 that falls back to pad, a block size of their own), so everything that changes a number is written, and on reading a missing
 mask token or layer list is an error.
 Hard decision: in-block causality. Engines read `dflash_config.causal` as a switch for *all* layers, and without it take
@@ -15,46 +15,57 @@ from typing import Any
 
 from dflash.config import DrafterConfig
 from dflash.errors import DrafterError
+from dflash.model.export_fields import (
+    SHAPE_KEYS,
+    DrafterDescription,
+    DtypeName,
+    check_layer_ids,
+    check_mask_token,
+    read_shape,
+    refuse_unsupported,
+    required,
+    rope_theta_of,
+    unsupported_decoder,
+)
 
 ARCHITECTURE = "DFlashDraftModel"
-INITIALIZER_RANGE = 0.02  # of Qwen3; an imported drafter is never initialised, the key only completes the configuration
-
-_SAME_NAME = (
-    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "rope_theta", "rms_norm_eps", "max_position_embeddings",
-)  # fmt: skip
+MODEL_TYPE = "qwen3"
 
 
-def hf_drafter_config(
-    config: DrafterConfig, *, mask_token_id: int, vocab_size: int, num_target_layers: int, dtype: str
-) -> dict[str, Any]:
-    """The `config.json` of a drafter in the published layout.
+def zlab_config(description: DrafterDescription, *, dtype: DtypeName) -> dict[str, Any]:
+    """The `config.json` of a drafter in the z-lab layout.
 
     Args:
-        config: the drafter's shape.
-        mask_token_id: token that fills the drafted slots.
-        vocab_size: the target's padded vocabulary.
-        num_target_layers: decoder layers of the target.
-        dtype: `bfloat16` or `float32`, of the stored weights.
+        description: the drafter and its target.
+        dtype: of the stored weights.
 
     Returns:
         JSON-able mapping.
+
+    Raises:
+        DrafterError: the number of the target's layers is not known.
     """
+    config = description.config
+    if description.num_target_layers is None:
+        raise DrafterError(
+            "the number of the target's layers is not known, and this layout has to name it",
+            remedy="give the target as well (--target FOLDER)",
+        )
     types = config.resolved_layer_types
     sliding = "sliding_attention" in types
     drafting: dict[str, Any] = {
         "block_size": config.block_size,
-        "mask_token_id": mask_token_id,
+        "mask_token_id": description.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
         "sliding_causal": config.sliding_causal,
     }
-    causal = {config.sliding_causal if kind == "sliding_attention" else False for kind in types}
-    if len(causal) == 1:
-        drafting["causal"] = causal.pop()
-    return {
+    causal = causal_switch(config)
+    if causal is not None:
+        drafting["causal"] = causal
+    raw = {
         "architectures": [ARCHITECTURE],
-        "model_type": "qwen3",
-        **{name: getattr(config, name) for name in _SAME_NAME},
+        "model_type": MODEL_TYPE,
+        **{name: getattr(config, name) for name in SHAPE_KEYS},
         "attention_bias": False,
         "attention_dropout": 0.0,
         "block_size": config.block_size,
@@ -63,84 +74,91 @@ def hf_drafter_config(
         "hidden_act": "silu",
         "initializer_range": config.initializer_range,
         "layer_types": list(types),
-        "num_target_layers": num_target_layers,
+        "num_target_layers": description.num_target_layers,
         "rope_scaling": None,
+        "rope_theta": config.rope_theta,
         "sliding_window": config.sliding_window if sliding else None,
         "tie_word_embeddings": False,
         "use_sliding_window": sliding,
-        "vocab_size": vocab_size,
+        "vocab_size": description.vocab_size,
     }
+    if description.target_hidden_size != config.hidden_size:
+        raw["target_hidden_size"] = description.target_hidden_size
+    return raw
 
 
-def drafter_config_of(raw: Mapping[str, Any], *, origin: str) -> DrafterConfig:
-    """The drafter configuration that a published `config.json` describes.
+def read_zlab(raw: Mapping[str, Any], *, origin: str) -> DrafterDescription:
+    """The description in a z-lab `config.json`.
 
     Args:
         raw: parsed JSON.
         origin: file name, for errors.
 
     Raises:
-        DrafterError: a needed key is missing, or a value asks for something that the drafter does not do.
+        DrafterError: a needed key is missing, two keys contradict each other, or a value asks for something that the
+            drafter does not do.
     """
     drafting = required(raw, "dflash_config", dict, origin)
-    types = raw.get("layer_types") or ["full_attention"] * required(raw, "num_hidden_layers", int, origin)
-    _refuse_unsupported(raw, drafting, types, origin)
-    block_size = raw.get("block_size", drafting.get("block_size"))
-    if block_size is None or drafting.get("block_size", block_size) != block_size:
+    layers = required(raw, "num_hidden_layers", int, origin)
+    types = raw.get("layer_types") or ["full_attention"] * layers
+    refuse_unsupported(
+        unsupported_decoder(raw)
+        | {
+            "causal full-attention layers": bool(drafting.get("causal")) and "full_attention" in types,
+            "architectures": ARCHITECTURE not in raw.get("architectures", [ARCHITECTURE]),
+        },
+        origin,
+    )
+    config = read_shape(
+        raw,
+        origin=origin,
+        rope_theta=rope_theta_of(raw, origin),
+        block_size=_block_size(raw, drafting, origin),
+        target_layer_ids=tuple(required(drafting, "target_layer_ids", list, origin)),
+        sliding_window=raw.get("sliding_window"),
+        sliding_causal=_sliding_causal(drafting, types, origin),
+    )
+    description = DrafterDescription(
+        config=config,
+        mask_token_id=required(drafting, "mask_token_id", int, f"{origin}: dflash_config"),
+        vocab_size=required(raw, "vocab_size", int, origin),
+        num_target_layers=required(raw, "num_target_layers", int, origin),
+        target_hidden_size=raw.get("target_hidden_size", config.hidden_size),
+        target_name=None,
+        target_architectures=(),
+    )
+    check_mask_token(description.mask_token_id, description.vocab_size, origin)
+    check_layer_ids(config.target_layer_ids, description.num_target_layers, origin)
+    return description
+
+
+def causal_switch(config: DrafterConfig) -> bool | None:
+    """What `dflash_config.causal` must say: the one value that is true of all layers, None where there is none."""
+    causal = {config.sliding_causal if kind == "sliding_attention" else False for kind in config.resolved_layer_types}
+    return causal.pop() if len(causal) == 1 else None
+
+
+def _block_size(raw: Mapping[str, Any], drafting: Mapping[str, Any], origin: str) -> int:
+    named = {
+        place: value
+        for place, value in (("top", raw.get("block_size")), ("inner", drafting.get("block_size")))
+        if value is not None
+    }
+    if len(set(named.values())) != 1:
         raise DrafterError(
             f"{origin} names no single block_size (top level {raw.get('block_size')}, dflash_config {drafting.get('block_size')})",
             remedy="write the trained block size into both places",
         )
-    try:
-        return DrafterConfig(
-            **{name: required(raw, name, int | float, origin) for name in _SAME_NAME if name != "rope_theta"},
-            rope_theta=_rope_theta(raw, origin),
-            block_size=block_size,
-            target_layer_ids=tuple(required(drafting, "target_layer_ids", list, origin)),
-            layer_types=tuple(types),
-            sliding_window=raw.get("sliding_window"),
-            sliding_causal=drafting.get("sliding_causal", drafting.get("causal", True)),
-            initializer_range=raw.get("initializer_range", INITIALIZER_RANGE),
-        )
-    except ValueError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:] if "further information" not in line]
+    size: int = next(iter(named.values()))
+    return size
+
+
+def _sliding_causal(drafting: Mapping[str, Any], types: list[str], origin: str) -> bool:
+    own, switch = drafting.get("sliding_causal"), drafting.get("causal")
+    if "sliding_attention" in types and None not in (own, switch) and own != switch:
         raise DrafterError(
-            f"{origin} describes no valid drafter: {' '.join(lines)}", remedy="correct the exported config"
-        ) from error
-
-
-def required(raw: Mapping[str, Any], key: str, kind: Any, origin: str) -> Any:
-    """A value that must be there and of the given type (booleans are no numbers).
-
-    Raises:
-        DrafterError: it is missing or of another type.
-    """
-    value = raw.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise DrafterError(
-            f"{origin} lacks {key!r}, or its value {value!r} is of the wrong type",
-            remedy="export the drafter again; engines would silently fall back to a default of their own",
+            f"{origin} says causal {switch} and sliding_causal {own} about the same sliding layers",
+            remedy="write what the drafter was trained with into both, or leave `causal` out of a mixed drafter",
         )
-    return value
-
-
-def _rope_theta(raw: Mapping[str, Any], origin: str) -> float:
-    parameters = raw.get("rope_parameters") or raw
-    return float(required(parameters, "rope_theta", int | float, origin))
-
-
-def _refuse_unsupported(raw: Mapping[str, Any], drafting: Mapping[str, Any], types: list[str], origin: str) -> None:
-    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    found = {
-        "attention_bias": raw.get("attention_bias", False),
-        "rope type": scaling.get("rope_type", scaling.get("type", "default")) != "default",
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "causal full-attention layers": bool(drafting.get("causal")) and "full_attention" in types,
-        "architectures": ARCHITECTURE not in raw.get("architectures", [ARCHITECTURE]),
-    }
-    refused = [name for name, present in found.items() if present]
-    if refused:
-        raise DrafterError(
-            f"{origin} asks for what this drafter does not do: {', '.join(refused)}",
-            remedy="use a drafter in the published layout (plain RoPE, silu, no biases, bidirectional full layers)",
-        )
+    chosen = own if own is not None else switch
+    return True if chosen is None else bool(chosen)

@@ -1,152 +1,306 @@
-"""The target's cache while decoding, with one rollback rule for every family of layers.
+"""The target's cache while decoding one or several rows, with one rollback rule for every family of layers.
 
-Invariant: `crop(n)` leaves the cache as if the last n tokens of the latest forward had never been fed; only that forward can be
-cropped, and starting the next one settles it.
-- full attention: the library's crop, exact;
-- sliding window: the library records the past from the end of the prefill on, and crops it;
-- linear attention (gated-delta, state space, short convolution): their state has absorbed the rejected tokens and no crop can
-  undo that (the library's own raises nothing and leaves the state dirty), so the state is cloned before a verification and
-  the accepted tokens are fed again.
+Dimensions: B rows, n tokens of a forward. `length_tokens` columns are held; row r's first `pads[r]` of them are empty.
+Invariant: `keep(kept)` leaves the cache as if only the first kept[r] tokens of the latest forward had been fed to row r; only
+that forward can be rolled back, and starting the next one settles it.
+- full attention: the library's crop, exact; ragged rows are shifted to the right (see `cache_layers`);
+- sliding window and short convolution: the library records the past from the first verification on, and crops it;
+- recurrent (gated-delta, state space): the state has absorbed the rejected tokens and no crop can undo that (the library's own
+  raises nothing and leaves the state dirty). It is copied before a verification, restored after it, and the mixers (or the
+  whole target, where it has no provable mixers) run again on the accepted tokens. Nothing is run when all were accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from dflash.errors import TargetError
+from dflash.model.cache_layers import (
+    attends,
+    check_supported,
+    convolves_only,
+    crop_convolution,
+    crop_uniformly,
+    drop_columns,
+    realign,
+    recurs,
+    slides,
+    stack_layers,
+)
+from dflash.model.linear_mixers import Inputs, LinearMixers, Snapshot
 
-LinearState = list[tuple[dict[int, Tensor | None], dict[int, Tensor | None], dict[int, bool]]]
+Feed = Callable[[Tensor, "TargetCache"], object]
+"""Feeds tokens [B, n] behind what a cache holds."""
 
 
-class CachedStep(NamedTuple):
-    """Inputs of one cached forward: ids [B, n], positions [B, n], mask [B, past + n] or None."""
+@dataclass(frozen=True, slots=True)
+class CacheRecipe:
+    """What the caches of one target have in common.
 
-    input_ids: Tensor
-    position_ids: Tensor
-    attention_mask: Tensor | None
+    Attributes:
+        make_kv: makes the library's cache, empty, from the model's config.
+        feed: one cached forward of the target, for the replay of a target without mixers.
+        mixers: of a recurrent target; None where it has none, or none that could be proven.
+        rows_can_shift: false for attention that is cut at absolute positions (chunks), which a shifted row would miss.
+    """
 
-    def first(self, tokens: int) -> CachedStep:
-        """The same step with only its first tokens."""
-        dropped = self.input_ids.shape[1] - tokens
-        mask = self.attention_mask if self.attention_mask is None or not dropped else self.attention_mask[:, :-dropped]
-        return CachedStep(self.input_ids[:, :tokens], self.position_ids[:, :tokens], mask)
+    make_kv: Callable[[], DynamicCache]
+    feed: Feed
+    mixers: LinearMixers | None
+    rows_can_shift: bool
+
+    def check_shift(self, layers: Sequence[object]) -> None:
+        """Refuse rows of different lengths where they cannot be aligned.
+
+        Raises:
+            TargetError: chunked attention, or a layer type that cannot be moved.
+        """
+        if not self.rows_can_shift:
+            raise TargetError(
+                "rows of different lengths cannot be aligned: the target's attention is cut at absolute positions",
+                remedy="decode its prompts one at a time",
+            )
+        check_supported(layers, ragged=True)
 
 
 class TargetCache:
     """A `DynamicCache` with its length and what a rollback needs.
 
     Args:
-        kv: the library's cache, empty, made from the model's config.
+        recipe: of the target.
+
+    Attributes:
+        device: where the rows are fed.
+        restores: false only in a negative control, which must fail the state test.
     """
 
-    def __init__(self, kv: DynamicCache) -> None:
-        self.kv = kv
+    def __init__(self, recipe: CacheRecipe) -> None:
+        self.recipe = recipe
+        self.kv = recipe.make_kv()
         self.length_tokens = 0
-        self._linear = [layer for layer in kv.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-        self._sliding = [layer for layer in kv.layers if isinstance(layer, DynamicSlidingWindowLayer) and layer not in self._linear]
-        self._step: CachedStep | None = None
-        self._snapshot: LinearState | None = None
-
-    def begin(self, step: CachedStep) -> None:
-        """Settle the previous forward and prepare for the next one."""
-        if self.length_tokens:
-            for layer in self._sliding:
-                layer.crop(0) if layer.record_past else layer.activate_past_recording()
-        # A one-token step is never rolled back in part, and the prefill is never rolled back at all.
-        several = step.input_ids.shape[1] > 1
-        self._snapshot = self._clone_linear() if self._linear and self.length_tokens and several else None
-        self._step = step
-
-    def commit(self) -> None:
-        """Count the tokens of the forward that has just run."""
-        self.length_tokens += self._fed_tokens
-
-    def crop(self, remove_tokens: int, *, replay: Callable[[CachedStep], object]) -> None:
-        """Remove the last tokens of the latest forward.
-
-        Args:
-            remove_tokens: how many; 0 keeps all.
-            replay: runs a cached forward of the accepted tokens; called only for linear-attention layers.
-
-        Raises:
-            TargetError: more tokens than the latest forward fed, or a family that cannot be rolled back.
-        """
-        fed = self._fed_tokens
-        if not 0 <= remove_tokens <= fed:
-            raise TargetError(
-                f"cannot remove {remove_tokens} tokens: the latest forward fed {fed}",
-                remedy="crop once after each verification, by the number of rejected tokens",
-            )
-        if self._step is None or remove_tokens == 0:
-            return
-        accepted = self._step.first(fed - remove_tokens)
-        undone = fed if self._linear else remove_tokens
-        self._restore_linear()
-        for layer in self.kv.layers:
-            if isinstance(layer, CacheLayerMixin):
-                _crop_attention(layer, undone)
-        self.length_tokens -= undone
-        self._step = accepted
-        if self._linear and accepted.input_ids.shape[1]:
-            replay(accepted)
-
-    def select_rows(self, rows: Tensor) -> None:
-        """Keep only the given batch rows, in that order."""
-        self.kv.reorder_cache(rows)
+        self.pads: list[int] = []
+        self._tokens: Tensor | None = None
+        self._rolls_back = False
+        self._snapshot: Snapshot | None = None
+        self._tape: dict[int, Inputs] = {}
+        self._recording = False
+        self._replaying = False
+        self.device = torch.device("cpu")
+        self.restores = True
 
     @property
-    def _fed_tokens(self) -> int:
-        return 0 if self._step is None else self._step.input_ids.shape[1]
+    def row_lengths(self) -> list[int]:
+        """Tokens that each row holds."""
+        return [self.length_tokens - pad for pad in self.pads]
 
-    def _clone_linear(self) -> LinearState:
-        return [
-            (_cloned(layer.conv_states), _cloned(layer.recurrent_states), dict(layer.has_previous_state)) for layer in self._linear
-        ]
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """Absolute positions [B, n] of the next `tokens` tokens of each row."""
+        columns = torch.arange(self.length_tokens, self.length_tokens + tokens, device=device)
+        if any(self.pads):
+            return columns - torch.tensor(self.pads, device=device)[:, None]
+        return columns.expand(len(self.pads), -1)
 
-    def _restore_linear(self) -> None:
-        if not self._linear:
-            return
-        if self._snapshot is None:
+    def mask(self, tokens: int, device: torch.device) -> Tensor | None:
+        """Mask [B, length + n] of the filled columns with the next tokens; None where all are filled."""
+        if not any(self.pads):
+            return None
+        columns = torch.arange(self.length_tokens + tokens, device=device)
+        return (columns >= torch.tensor(self.pads, device=device)[:, None]).long()
+
+    @contextmanager
+    def feeding(self, input_ids: Tensor) -> Iterator[None]:
+        """Around one forward of tokens [B, n]: settle the previous one, prepare a rollback, count the tokens."""
+        batch, tokens = input_ids.shape
+        if not self.length_tokens:
+            self.pads, self.device = [0] * batch, input_ids.device
+        # A one-token step is never rolled back in part, the prefill and a replay are never rolled back at all.
+        self._rolls_back = bool(self.length_tokens) and tokens > 1 and not self._replaying
+        if self.length_tokens:
+            self.settle()
+        self._tokens, self._tape = input_ids, {}
+        recurrent = self._recurrent() if self._rolls_back else {}
+        if recurrent:
+            self._snapshot = Snapshot.of(list(recurrent.values()), self._snapshot)
+        if recurrent and self.recipe.mixers is not None:
+            with self.recipe.mixers.recording() as self._tape:
+                yield
+        else:
+            yield
+        self.length_tokens += tokens
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Keep only each row's first tokens of the latest forward.
+
+        Args:
+            kept: one number a row, 0 to the tokens of that forward.
+
+        Raises:
+            TargetError: numbers that do not fit that forward, or a family that cannot be rolled back.
+        """
+        fed = self.fed_tokens
+        if len(kept) != len(self.pads) or not all(0 <= tokens <= fed for tokens in kept):
             raise TargetError(
-                "a target with linear-attention layers can only be cropped right after a forward of several tokens",
+                f"cannot keep {list(kept)} tokens: the latest forward fed {fed} to each of {len(self.pads)} rows",
+                remedy="roll back once after each verification, by the number of rejected tokens",
+            )
+        if all(tokens == fed for tokens in kept):
+            return
+        if not self._rolls_back:
+            raise TargetError(
+                "the cache can only be cropped right after a forward of several tokens",
                 remedy="verify blocks of at least two tokens, and never crop the prefill",
             )
-        for layer, (conv, recurrent, flags) in zip(self._linear, self._snapshot, strict=True):
-            _copy_into(layer.conv_states, conv)
-            _copy_into(layer.recurrent_states, recurrent)
-            layer.has_previous_state.update(flags)
-        self._snapshot = None
+        longest = max(kept)
+        ragged = any(tokens != longest for tokens in kept)
+        self.recipe.check_shift(self.kv.layers) if ragged else check_supported(self.kv.layers, ragged=False)
+        recurrent = self._recurrent()
+        if recurrent and self.recipe.mixers is None:
+            self._keep_by_feeding(kept)
+            return
+        self._restore(recurrent)
+        if ragged:
+            self._keep_ragged(kept)
+        else:
+            for layer in self.kv.layers:
+                crop_uniformly(layer, fed - longest)
+            self.length_tokens -= fed - longest
+        if self.recipe.mixers is not None and recurrent:
+            self.recipe.mixers.replay(self._tape, recurrent, fed=fed, kept=kept)
+        self._forget_forward()
 
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only the given batch rows, in that order, and the columns that they need."""
+        if list(rows) == list(range(len(self.pads))):
+            return
+        index = torch.tensor(list(rows), device=self.device)
+        self.settle()
+        self.kv.reorder_cache(index)
+        self.pads = [self.pads[row] for row in rows]
+        self._forget_forward()
+        self._drop_empty_columns()
 
-def _crop_attention(layer: Any, tokens: int) -> None:
-    """Crop the attention half of a layer (hybrid layers carry a linear half, restored separately)."""
-    linear, sliding = isinstance(layer, LinearAttentionCacheLayerMixin), isinstance(layer, DynamicSlidingWindowLayer)
-    if not isinstance(layer, DynamicLayer) or (linear and sliding):
-        raise TargetError(
-            f"a cache layer of type {type(layer).__name__} cannot be rolled back", remedy="decode this target without a drafter"
-        )
-    if linear:
-        DynamicLayer.crop(layer, -tokens)
-    else:
-        layer.crop(-tokens)
+    @classmethod
+    def stacked(cls, parts: Sequence[TargetCache]) -> TargetCache:
+        """One cache with the rows of several, aligned at their last token; the parts are used up.
 
+        Raises:
+            TargetError: rows of this target cannot be aligned.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        whole = cls(first.recipe)
+        first.recipe.check_shift(whole.kv.layers)
+        whole.device = first.device
+        whole.length_tokens = max(part.length_tokens for part in parts)
+        whole.pads = [whole.length_tokens - length for part in parts for length in part.row_lengths]
+        for part in parts:
+            part.settle()
+        for index, layer in enumerate(whole.kv.layers):
+            stack_layers([part.kv.layers[index] for part in parts], layer, length=whole.length_tokens)
+        return whole
 
-def _cloned(states: dict[int, Tensor | None]) -> dict[int, Tensor | None]:
-    return {index: None if state is None else state.clone() for index, state in states.items()}
+    @property
+    def fed_tokens(self) -> int:
+        """Tokens of the latest forward that can still be rolled back."""
+        return 0 if self._tokens is None else self._tokens.shape[1]
 
+    def _recurrent(self) -> dict[int, object]:
+        return {index: layer for index, layer in enumerate(self.kv.layers) if recurs(layer)}
 
-def _copy_into(states: dict[int, Tensor | None], saved: dict[int, Tensor | None]) -> None:
-    for index, value in saved.items():
-        state = states[index]
-        if state is not None and value is not None:
-            state.copy_(value)
+    def settle(self) -> None:
+        """Forget what only a rollback needed; start recording before the first forward that may be rolled back."""
+        if self._recording:
+            for layer in self.kv.layers:
+                if slides(layer):
+                    layer.crop(0)
+                elif convolves_only(layer):
+                    LinearAttentionCacheLayerMixin.crop(layer, 0)
+        elif self._rolls_back:
+            self._recording = True
+            for layer in self.kv.layers:
+                if slides(layer) or convolves_only(layer):
+                    layer.activate_past_recording()
+
+    def _forget_forward(self) -> None:
+        """Nothing of the latest forward can be rolled back any more."""
+        self._tokens, self._rolls_back, self._tape = None, False, {}
+
+    def _restore(self, recurrent: dict[int, object]) -> None:
+        if recurrent and self._snapshot is not None and self.restores:
+            self._snapshot.restore(list(recurrent.values()))
+
+    def _keep_ragged(self, kept: Sequence[int]) -> None:
+        fed, longest = self.fed_tokens, max(kept)
+        shifts = [longest - tokens for tokens in kept]
+        pads = [pad + shift for pad, shift in zip(self.pads, shifts, strict=True)]
+        dropped = min(pads)
+        length = self.length_tokens - (fed - longest) - dropped
+        moves = torch.tensor(shifts, device=self.device)
+        removed = torch.tensor([fed - tokens for tokens in kept], device=self.device)
+        for layer in self.kv.layers:
+            if attends(layer):
+                realign(layer, length=length, dropped=dropped, shifts=moves)
+            if convolves_only(layer):
+                crop_convolution(layer, removed)
+        self.length_tokens, self.pads = length, [pad - dropped for pad in pads]
+
+    def _drop_empty_columns(self) -> None:
+        dropped = min(self.pads)
+        if dropped:
+            self.length_tokens -= dropped
+            self.pads = [pad - dropped for pad in self.pads]
+            for layer in self.kv.layers:
+                if attends(layer):
+                    drop_columns(layer, length=self.length_tokens)
+
+    def _keep_by_feeding(self, kept: Sequence[int]) -> None:
+        """Without mixers: take the whole forward back and feed the accepted tokens again, in groups of equal length."""
+        fed, tokens = self.fed_tokens, self._tokens
+        self._restore(self._recurrent())
+        for layer in self.kv.layers:
+            crop_uniformly(layer, fed)
+        self.length_tokens -= fed
+        self._forget_forward()
+        if tokens is None or not any(kept):
+            return
+        if len(set(kept)) == 1:
+            self.replay(tokens[:, : kept[0]])
+            return
+        order = sorted(range(len(kept)), key=kept.__getitem__)
+        parts = []
+        for length, group in itertools.groupby(order, key=kept.__getitem__):
+            rows = list(group)
+            part = self._copy_of_rows(rows)
+            if length:
+                part.replay(tokens[rows, :length])
+            parts.append(part)
+        whole = TargetCache.stacked(parts)
+        whole.select_rows([order.index(row) for row in range(len(order))])
+        self.kv, self.length_tokens, self.pads = whole.kv, whole.length_tokens, whole.pads
+        self._recording, self._snapshot = False, None
+
+    def replay(self, tokens: Tensor) -> None:
+        """Feed accepted tokens [B, n] again; this forward cannot be rolled back."""
+        self._replaying = True
+        try:
+            self.recipe.feed(tokens, self)
+        finally:
+            self._replaying = False
+        self._forget_forward()
+
+    def _copy_of_rows(self, rows: list[int]) -> TargetCache:
+        part = TargetCache(self.recipe)
+        part.length_tokens, part.pads, part.device = self.length_tokens, list(self.pads), self.device
+        for layer, empty in zip(self.kv.layers, part.kv.layers, strict=True):
+            stack_layers([layer], empty, length=self.length_tokens)
+        part.select_rows(rows)
+        return part

@@ -113,6 +113,11 @@ def resolve_folder(config: TargetConfig) -> Path:
     folder = Path(config.location)
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf":
+        raise TargetError(
+            f"target {config.location!r} is a GGUF file, not a folder",
+            remedy="turn it into a Hugging Face folder once (dflash.model.gguf.gguf_to_hf) and give that as target.path",
+        )
     try:
         snapshot = huggingface_hub.snapshot_download(
             config.location,

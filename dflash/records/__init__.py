@@ -1,21 +1,25 @@
 """Frozen, versioned records that cross the borders between rooms (and between processes, as files)."""
 
-from dflash.records.checkpoint import CheckpointManifest, CheckpointState, FileEntry, LedgerEntry, TrainerState
+from dflash.records.checkpoint import CheckpointManifest, CheckpointState, FileEntry, LedgerEntry, LrOverlay, TrainerState
+from dflash.records.checks import CheckResult, CheckStatus
 from dflash.records.codec import from_dict, from_json, to_dict, to_json
 from dflash.records.data import (
     BucketStats,
     Conversation,
+    DataFile,
     DataManifest,
     Message,
+    PlanArray,
     PlanManifest,
     PlannedBatch,
     QuarantinedRow,
     Role,
     ShardEntry,
+    SourceEntry,
+    UnitRecord,
 )
 from dflash.records.health import (
     ControlRequest,
-    Decision,
     DetectorSummary,
     Domain,
     Finding,
@@ -26,15 +30,19 @@ from dflash.records.health import (
 from dflash.records.layout import RunPaths
 from dflash.records.log import EventName, EventRecord, MicroBatchRecord, StepRecord
 from dflash.records.result import EvaluationResult, RunSummary
+from dflash.records.rollback import Damage, LedgerLine, RollbackEntry, RollbackPlan, SavedState, SkipRange
 
 __all__ = [
     "BucketStats",
+    "CheckResult",
+    "CheckStatus",
     "CheckpointManifest",
     "CheckpointState",
     "ControlRequest",
     "Conversation",
+    "Damage",
+    "DataFile",
     "DataManifest",
-    "Decision",
     "DetectorSummary",
     "Domain",
     "EvaluationResult",
@@ -44,18 +52,27 @@ __all__ = [
     "Finding",
     "HealthReport",
     "LedgerEntry",
+    "LedgerLine",
+    "LrOverlay",
     "Message",
     "MicroBatchRecord",
+    "PlanArray",
     "PlanManifest",
     "PlannedBatch",
     "QuarantinedRow",
     "Role",
+    "RollbackEntry",
+    "RollbackPlan",
     "RunPaths",
     "RunSummary",
+    "SavedState",
     "Severity",
     "ShardEntry",
+    "SkipRange",
+    "SourceEntry",
     "StepRecord",
     "TrainerState",
+    "UnitRecord",
     "Verdict",
     "from_dict",
     "from_json",

@@ -5,9 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CHECKPOINT_SCHEMA_VERSION = 1
+CHECKPOINT_SCHEMA_VERSION = 2
 
 CheckpointState = Literal["writing", "durable", "probation", "clean", "suspect", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class LrOverlay:
+    """What a rollback changes about the learning rate, on top of the configured schedule.
+
+    Attributes:
+        from_step: first step concerned, the state that the rollback returned to.
+        rewarm_from: factor at `from_step`.
+        rewarm_steps: steps until the factor reaches `cap`; 0 means at once.
+        cap: factor from then on.
+    """
+
+    from_step: int
+    rewarm_from: float
+    rewarm_steps: int
+    cap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +36,7 @@ class TrainerState:
         plan_position: micro-batches of the plan consumed (skipped ones included).
         segment: number of this stretch of the log; bumped by every resume or rollback.
         skipped_positions: plan positions that are never consumed.
-        lr_scale: overlay of the schedule set by a rollback (1 = none).
+        overlay: change of the learning rate set by a rollback; None for the plain schedule.
         nonfinite_in_row: non-finite updates in a row at this point.
         total_steps: optimizer steps the schedule is laid out for.
     """
@@ -32,7 +49,7 @@ class TrainerState:
     seed: int
     total_steps: int
     skipped_positions: tuple[int, ...]
-    lr_scale: float
+    overlay: LrOverlay | None
     nonfinite_in_row: int
     schema_version: int = CHECKPOINT_SCHEMA_VERSION
 

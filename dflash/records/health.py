@@ -1,4 +1,4 @@
-"""Records of the health room: findings, verdict, decision, control request."""
+"""Records of the health room: findings, verdict, control request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-HEALTH_SCHEMA_VERSION = 1
+from dflash.records.rollback import Damage, RollbackPlan
+
+HEALTH_SCHEMA_VERSION = 2
 
 Severity = Literal["info", "warn", "critical"]
 Domain = Literal["training", "operations", "diagnosis"]
@@ -50,28 +52,14 @@ class DetectorSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What should happen to the run; written, not executed, by the checker.
+class HealthReport:
+    """The verdict on a run's log at one moment.
 
     Attributes:
-        key: idempotency key: the same evidence gives the same key.
-        target_step: newest clean checkpoint, or None if there is none.
-        skip_positions: plan positions consumed in [onset - 1, alarm].
+        damage: what is damaged, None while nothing is.
+        decision: what should be done about it; None without damage, and while a rollback of this segment is under way or
+            has to wait. Written, not executed, by the checker.
     """
-
-    key: str
-    action: Literal["halt"]
-    reason: str
-    onset_step: int
-    alarm_step: int
-    target_step: int | None
-    skip_positions: tuple[int, ...]
-    schema_version: int = HEALTH_SCHEMA_VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """The verdict on a run's log at one moment."""
 
     run: str
     verdict: Verdict
@@ -84,18 +72,24 @@ class HealthReport:
     coverage_frac: float
     detectors: tuple[DetectorSummary, ...]
     findings: tuple[Finding, ...]
-    decision: Decision | None
+    damage: Damage | None
+    decision: RollbackPlan | None
     stats: Mapping[str, Any]
     schema_version: int = HEALTH_SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """A request to a run's supervisor: a file that is created once under its key and acknowledged."""
+    """A request to a run's supervisor: a file that is created once under its key and acknowledged.
+
+    Attributes:
+        plan: of a `rollback`, and of the halt that stands in the place of one; None for what a person asks.
+    """
 
     key: str
-    action: Literal["halt", "stop"]
+    action: Literal["rollback", "halt", "stop"]
     reason: str
     requested_at: str
     requested_by: str
+    plan: RollbackPlan | None = None
     schema_version: int = HEALTH_SCHEMA_VERSION

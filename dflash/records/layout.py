@@ -33,7 +33,7 @@ class RunPaths:
 
     @property
     def plan_dir(self) -> Path:
-        """Batch plan: `plan.parquet` and `manifest.json`."""
+        """Batch plan: arrays (`epoch-NNNN.<name>.npy`) and `manifest.json`."""
         return self.root / "plan"
 
     @property

@@ -30,6 +30,7 @@ class MicroBatchRecord:
         correct, valid: per slot k = 1..K-1, correct predictions and supervised slots.
         accepted_sum: sum over blocks of the honest block proxy (longest correct prefix).
         n_tokens: supervised slots; n_blocks: kept anchors; n_seqs: sequences.
+        covered_tokens: of `supervised_tokens`, those that some block was trained to predict.
     """
 
     batch_id: int
@@ -44,6 +45,7 @@ class MicroBatchRecord:
     n_tokens: int
     n_blocks: int
     supervised_tokens: int
+    covered_tokens: int
     ce_sum: float | None
     objective_sum: float | None
     objective_weight: float | None
@@ -59,6 +61,7 @@ class StepRecord:
     Attributes:
         ce: mean plain cross-entropy of the step, the health series (null if non-finite).
         grad_norm: norm before clipping; clip_coef: factor applied (1 = not clipped).
+        coverage_frac: share of the supervised tokens that some block was trained to predict.
         skipped: the update was not applied because something was not finite.
         nonfinite: names of the non-finite quantities.
         step_time_s: wall time of the step; wait_time_s: of it, time the drafter waited for features.
@@ -74,6 +77,7 @@ class StepRecord:
     objective: float | None
     accuracy: float
     accepted_length: float
+    coverage_frac: float
     grad_norm: float | None
     clip_coef: float | None
     lr: float

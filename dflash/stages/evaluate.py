@@ -48,13 +48,13 @@ def open_bench(run: Run) -> EvaluationBench:
     config = run.config
     torch.set_num_threads(config.cluster.torch_threads)
     pointer = read_data_pointer(run.paths)
-    manifest = load_data(pointer.dir).manifest
+    data = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes")
     tokenizer = load_tokenizer(config.target)
-    prompts = load_eval_prompts(config, tokenizer=tokenizer, manifest=manifest, data_dir=pointer.dir)
+    prompts = load_eval_prompts(config, tokenizer=tokenizer, manifest=data.manifest, store=data.store)
     target = load_target(
         config.target, target_layer_ids=config.drafter.target_layer_ids, device=torch.device(config.cluster.device)
     )
-    return EvaluationBench(target, prompts, manifest, stop_token_ids(tokenizer, config.target))
+    return EvaluationBench(target, prompts, data.manifest, stop_token_ids(tokenizer, config.target))
 
 
 def evaluate_stage(

@@ -8,12 +8,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dflash.checkpoint import clean_steps
+from dflash.checkpoint import read_ledger, saved_states
+from dflash.data.plan_file import read_plan_manifest
 from dflash.errors import RunStateError
-from dflash.health import check_run, critical_training_spans
-from dflash.records import ControlRequest, Decision, HealthReport, RunPaths, from_json, to_json
-from dflash.stages.run import reopen_run
-from dflash.storage import atomic_write_text
+from dflash.health import Remedy, check_run, critical_training_spans
+from dflash.records import ControlRequest, Damage, HealthReport, RollbackPlan, RunPaths, from_json, to_json
+from dflash.rollback import Situation, decide
+from dflash.stages.run import Run, reopen_run
+from dflash.storage import create_exclusively
 from dflash.train.runs import run_is_live
 
 logger = logging.getLogger(__name__)
@@ -37,15 +39,18 @@ def health_stage(run_dir: str | Path, *, act: bool, ended: bool | None) -> Healt
     finished = not live if ended is None else ended
     with (paths.health_dir / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second at most; two checks at once would interleave their state
-        report = check_run(paths, run.config, now_s=time.time(), ended=finished, clean_steps=clean_steps(paths.ledger))
+        report = check_run(paths, run.config, now_s=time.time(), ended=finished, remedy=_remedy(run, alive=live))
         if act and live and report.decision is not None:
             _request(paths, report, report.decision)
     return report
 
 
 def critical_spans(paths: RunPaths) -> tuple[tuple[int, int], ...]:
-    """Check the log up to now and return (onset, last evidence) steps of its critical training findings."""
-    report = health_stage(paths.root, act=False, ended=False)
+    """Check the log up to now and return (onset, last evidence) steps of its critical training findings.
+
+    It is the supervisor that asks, so what the check decides is requested at once.
+    """
+    report = health_stage(paths.root, act=True, ended=False)
     return tuple(critical_training_spans(report))
 
 
@@ -61,7 +66,24 @@ def load_report(paths: RunPaths) -> HealthReport:
     return from_json(HealthReport, file.read_bytes(), origin=str(file))
 
 
-def _request(paths: RunPaths, report: HealthReport, decision: Decision) -> None:
+def _remedy(run: Run, *, alive: bool) -> Remedy:
+    """What the run's ledger, checkpoints and plan allow to be done about damage."""
+
+    def remedy(damage: Damage) -> RollbackPlan | None:
+        situation = Situation(
+            run=run.paths.root.name,
+            ledger=read_ledger(run.paths.ledger),
+            saved=saved_states(run.paths.checkpoints_dir),
+            batches_per_epoch=min(read_plan_manifest(run.paths.plan_dir).batches_per_epoch),
+            alive=alive,
+            now_s=time.time(),
+        )
+        return decide(damage, situation, rule=run.config.rollback)
+
+    return remedy
+
+
+def _request(paths: RunPaths, report: HealthReport, decision: RollbackPlan) -> None:
     file = paths.requests_dir / f"{decision.key}.json"
     if file.exists():
         return
@@ -71,7 +93,9 @@ def _request(paths: RunPaths, report: HealthReport, decision: Decision) -> None:
         reason=decision.reason,
         requested_at=datetime.now(UTC).isoformat(timespec="seconds"),
         requested_by="health-check",
+        plan=decision,
     )
     paths.requests_dir.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(file, to_json(request, indent=2))
+    if not create_exclusively(file, to_json(request, indent=2).encode()):
+        return  # another check of the same segment was first, and its request stands
     logger.warning("health check asks the supervisor of %s to %s: %s", report.run, decision.action, decision.reason)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
-from dflash.data.plan import load_plan
+from dflash.checkpoint import current_states, newest_durable, read_ledger
+from dflash.data.plan_file import read_plan_manifest
 from dflash.errors import RunStateError
 from dflash.evaluate.table import closing_table
-from dflash.model.drafter import Drafter
-from dflash.model.export import ExportDtype, export_drafter
-from dflash.model.target_info import read_target_info
+from dflash.model.export_fields import DtypeName
 from dflash.records import RunPaths, RunSummary, from_json, to_json
 from dflash.stages.evaluate import load_result
+from dflash.stages.export import write_checkpoint
 from dflash.stages.health import health_stage
 from dflash.stages.run import Run, read_reused
 from dflash.stages.tracking import tracker_of
@@ -48,12 +47,8 @@ def summarise_stage(run: Run) -> RunSummary:
 
 def export_checkpoint(run: Run, checkpoint: Path) -> Path:
     """Write a checkpoint's drafter into `export/` in the published layout, audited and re-imported."""
-    loaded = load_checkpoint(checkpoint)
-    info = read_target_info(run.config.target)
-    drafter = Drafter(run.config.drafter, target_hidden_size=info.hidden_size)
-    drafter.load_state_dict(loaded.drafter)
-    dtype: ExportDtype = "float32" if run.config.cluster.device == "cpu" else "bfloat16"
-    return export_drafter(drafter, run.paths.export_dir, info=info, mask_token_id=loaded.manifest.mask_token_id, dtype=dtype)
+    dtype: DtypeName = "float32" if run.config.cluster.device == "cpu" else "bfloat16"
+    return write_checkpoint(run.config, checkpoint, output=run.paths.export_dir, layout="zlab", dtype=dtype)
 
 
 def load_summary(run_dir: str | Path) -> RunSummary:
@@ -90,7 +85,7 @@ def _python_command() -> str:
 
 def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: str | None) -> RunSummary:
     trained, untrained = load_result(paths, "trained"), load_result(paths, "untrained")
-    plan = load_plan(paths.plan_dir).manifest
+    plan = read_plan_manifest(paths.plan_dir)
     follower = LogFollower(paths.log)
     follower.poll()
     return RunSummary(

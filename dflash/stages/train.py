@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflash.config import flat_params
-from dflash.data.prepare import load_data
+from dflash.data.prepare import load_data, read_preview
 from dflash.errors import DflashError, InterruptedRunError
 from dflash.stages.health import critical_spans, health_stage
 from dflash.stages.run import Run
-from dflash.stages.tracking import tracker_of
-from dflash.tracking import LogForwarder
+from dflash.stages.tracking import segment_tracker, tracker_of
+from dflash.tracking import LogForwarder, Tracker
 from dflash.train.progress import TrainProgress, read_progress
 from dflash.train.runs import read_data_pointer
 from dflash.train.supervisor import supervise
@@ -28,6 +28,7 @@ class TrainStage:
     Attributes:
         wait_frac: share of step time that the drafter waited for features.
         restarts: times that a crashed trainer was started again.
+        rollbacks: times that the run went back to a clean checkpoint.
 
     """
 
@@ -36,6 +37,7 @@ class TrainStage:
     wait_frac: float
     checkpoint: str
     restarts: int
+    rollbacks: int
 
 
 def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> TrainStage:
@@ -47,16 +49,26 @@ def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> Tr
     """
     paths = run.paths
     pointer = read_data_pointer(paths)
-    tracker = tracker_of(run)
-    tracker.log_params(flat_params(run.config))
-    tracker.log_dataset(load_data(pointer.dir).manifest, pointer.dir)
-    tick = _Tick(run, LogForwarder(paths, tracker), on_progress)
+    data = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes")
+
+    def describe(tracker: Tracker) -> None:
+        tracker.log_params(flat_params(run.config))
+        tracker.log_dataset(data.manifest, data.location, preview_html=read_preview(data))
+
+    first = tracker_of(run)
+    describe(first)
+    forwarder = LogForwarder(
+        paths,
+        first,
+        begin_segment=lambda event: segment_tracker(run, event, abandoned=forwarder.tracker, describe=describe),
+    )
+    tick = _Tick(run, forwarder, on_progress)
     try:
         outcome = supervise(run.config, paths, on_tick=tick, critical_spans=lambda: critical_spans(paths))
     except DflashError as error:
         tick.forward()
-        tracker.set_tags({"ended_by": type(error).__name__})
-        tracker.finish("KILLED" if isinstance(error, InterruptedRunError) else "FAILED")
+        forwarder.tracker.set_tags({"ended_by": type(error).__name__})
+        forwarder.tracker.finish("KILLED" if isinstance(error, InterruptedRunError) else "FAILED")
         raise
     tick.forward()
     return TrainStage(
@@ -65,6 +77,7 @@ def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> Tr
         wait_frac=outcome.wait_frac,
         checkpoint=str(paths.checkpoint(outcome.checkpoint_step)),
         restarts=outcome.restarts,
+        rollbacks=outcome.rollbacks,
     )
 
 

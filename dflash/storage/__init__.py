@@ -1,15 +1,25 @@
 """The one door to files and `s3://` objects: durable, atomic, verified."""
 
 from dflash.storage.local import atomic_write_bytes, atomic_write_text, create_exclusively, fsync_dir, sha256_file
-from dflash.storage.uris import get_bytes, put_file, read_lines
+from dflash.storage.local_store import LocalStore
+from dflash.storage.s3_store import S3Store
+from dflash.storage.stores import Store, open_store, sha256_in_store
+from dflash.storage.uris import get_bytes, open_binary, put_file, read_chunks, read_lines
 
 __all__ = [
+    "LocalStore",
+    "S3Store",
+    "Store",
     "atomic_write_bytes",
     "atomic_write_text",
     "create_exclusively",
     "fsync_dir",
     "get_bytes",
+    "open_binary",
+    "open_store",
     "put_file",
+    "read_chunks",
     "read_lines",
     "sha256_file",
+    "sha256_in_store",
 ]

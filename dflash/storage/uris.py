@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import BinaryIO
 
 from dflash.errors import StorageError
 from dflash.storage.local import HASH_CHUNK_BYTES, atomic_write_bytes, create_exclusively
-
-S3_SCHEME = "s3"
+from dflash.storage.names import bucket_and_key, is_s3, local_path
+from dflash.storage.s3_read import object_chunks, open_object
+from dflash.storage.s3_write import put_object_file
 
 
 def get_bytes(uri: str | Path) -> bytes:
@@ -24,7 +24,7 @@ def get_bytes(uri: str | Path) -> bytes:
     Raises:
         StorageError: it does not exist or cannot be read.
     """
-    return b"".join(_chunks(str(uri)))
+    return b"".join(read_chunks(uri))
 
 
 def read_lines(uri: str | Path) -> Iterator[str]:
@@ -34,7 +34,7 @@ def read_lines(uri: str | Path) -> Iterator[str]:
         StorageError: it does not exist, cannot be read, or holds bytes that are not UTF-8.
     """
     name = str(uri)
-    for number, line in enumerate(_split_lines(_chunks(name)), start=1):
+    for number, line in enumerate(_split_lines(read_chunks(name)), start=1):
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -59,9 +59,9 @@ def put_file(local: Path, uri: str | Path, *, only_if_absent: bool) -> bool:
         StorageError: the source or the destination cannot be used.
     """
     destination = str(uri)
-    if urlsplit(destination).scheme == S3_SCHEME:
-        return _put_s3(local, destination, only_if_absent=only_if_absent)
-    target = _local_path(destination)
+    if is_s3(destination):
+        return put_object_file(*bucket_and_key(destination), local, only_if_absent=only_if_absent)
+    target = local_path(destination)
     data = get_bytes(local)
     if only_if_absent:
         return create_exclusively(target, data)
@@ -69,16 +69,37 @@ def put_file(local: Path, uri: str | Path, *, only_if_absent: bool) -> bool:
     return True
 
 
-def _chunks(uri: str) -> Iterator[bytes]:
-    if urlsplit(uri).scheme == S3_SCHEME:
-        yield from _s3_chunks(uri)
+def read_chunks(uri: str | Path) -> Iterator[bytes]:
+    """Content of a file or object as a stream of chunks.
+
+    Raises:
+        StorageError: it does not exist or cannot be read.
+    """
+    name = str(uri)
+    if is_s3(name):
+        yield from object_chunks(*bucket_and_key(name), start=0, length=None, tag=None)
         return
     try:
-        with _local_path(uri).open("rb") as file:
+        with local_path(name).open("rb") as file:
             while chunk := file.read(HASH_CHUNK_BYTES):
                 yield chunk
     except OSError as error:
-        raise StorageError(f"cannot read {uri}: {error.strerror}", remedy="check the path and its permissions") from error
+        raise StorageError(f"cannot read {name}: {error.strerror}", remedy="check the path and its permissions") from error
+
+
+def open_binary(uri: str | Path) -> BinaryIO:
+    """A file or object as a seekable file (an object by ranged reads with read-ahead).
+
+    Raises:
+        StorageError: it does not exist or cannot be read.
+    """
+    name = str(uri)
+    if is_s3(name):
+        return open_object(*bucket_and_key(name))
+    try:
+        return local_path(name).open("rb")
+    except OSError as error:
+        raise StorageError(f"cannot read {name}: {error.strerror}", remedy="check the path and its permissions") from error
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -88,56 +109,3 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield from whole
     if rest:
         yield rest
-
-
-def _local_path(uri: str) -> Path:
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return Path(parts.path)
-    if "://" in uri:
-        raise StorageError(f"{uri} has the unknown scheme {parts.scheme!r}", remedy="use a local path, file:// or s3://")
-    return Path(uri)
-
-
-def _s3_chunks(uri: str) -> Iterator[bytes]:
-    bucket, key = _bucket_and_key(uri)
-    client, errors = _s3()
-    try:
-        body = client.get_object(Bucket=bucket, Key=key)["Body"]
-        yield from body.iter_chunks(HASH_CHUNK_BYTES)
-    except errors as error:
-        raise StorageError(f"cannot read {uri}: {error}", remedy="check the bucket, the key and the credentials") from error
-
-
-def _put_s3(local: Path, uri: str, *, only_if_absent: bool) -> bool:
-    bucket, key = _bucket_and_key(uri)
-    client, errors = _s3()
-    extra = {"IfNoneMatch": "*"} if only_if_absent else {}
-    try:
-        with local.open("rb") as body:
-            client.put_object(Bucket=bucket, Key=key, Body=body, **extra)
-    except OSError as error:
-        raise StorageError(f"cannot read {local}: {error.strerror}", remedy="check the path and its permissions") from error
-    except errors as error:
-        status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if only_if_absent and status in (409, 412):
-            return False
-        raise StorageError(f"cannot write {uri}: {error}", remedy="check the bucket, the key and the credentials") from error
-    return True
-
-
-def _bucket_and_key(uri: str) -> tuple[str, str]:
-    parts = urlsplit(uri)
-    key = uri.partition("://")[2].partition("/")[2]
-    if not parts.netloc or not key:
-        raise StorageError(f"{uri} lacks a bucket or a key", remedy="write s3://bucket/key")
-    return parts.netloc, key
-
-
-def _s3() -> tuple[Any, tuple[type[Exception], ...]]:
-    # Imported here: boto3 costs half a second that purely local runs should not pay.
-    import boto3
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return boto3.client("s3"), (BotoCoreError, ClientError, Boto3Error)

@@ -4,6 +4,7 @@ from dflash.tracking.forward import LogForwarder
 from dflash.tracking.names import evaluation_metrics, step_metrics
 from dflash.tracking.open import open_tracker, store_uri
 from dflash.tracking.redact import redact_text
+from dflash.tracking.state import load_state
 from dflash.tracking.tracker import MlflowTracker, NullTracker, Tracker
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "NullTracker",
     "Tracker",
     "evaluation_metrics",
+    "load_state",
     "open_tracker",
     "redact_text",
     "step_metrics",

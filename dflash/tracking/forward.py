@@ -3,6 +3,7 @@ r"""Forwarding of the training log to the tracker: the log is the spool, the sto
 Invariant: a record is sent once per MLflow run. The offset moves only behind complete lines that the store has
 taken; a step at or below the last one sent (a trainer that resumed and did the same updates again, bit for bit)
 is passed over.
+A rollback ends the MLflow run of its segment: the steps behind it belong to a new one.
 Lines that are not records are passed over too: judging the log is the health check's business, not this one's.
 """
 
@@ -10,19 +11,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dflash.records import RunPaths
-from dflash.tracking.state import load_state, save_state
+from dflash.tracking.state import TrackingState, load_state, save_state
 from dflash.tracking.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
+_ROLLBACK_MARK = b"rollback_end"
+
 CHUNK_BYTES = 1 << 20
 """Bytes of log sent between two writes of the offset: about 800 records, 0.3 s on SQLite."""
+
+
+BeginSegment = Callable[[Mapping[str, Any]], Tracker]
+"""Ends the abandoned segment's MLflow run and opens one for the segment that a `rollback_end` event announces."""
 
 
 class LogForwarder:
@@ -31,11 +38,18 @@ class LogForwarder:
     Args:
         paths: the run's folder.
         tracker: where the records go.
+        begin_segment: called with each `rollback_end` event of the log, once.
     """
 
-    def __init__(self, paths: RunPaths, tracker: Tracker) -> None:
+    def __init__(self, paths: RunPaths, tracker: Tracker, *, begin_segment: BeginSegment) -> None:
         self._paths = paths
         self._tracker = tracker
+        self._begin_segment = begin_segment
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tracker of the segment that the forwarded records have reached."""
+        return self._tracker
 
     def forward(self) -> int:
         """Send all complete new lines; returns the number of step records sent, 0 while the store is away."""
@@ -46,6 +60,10 @@ class LogForwarder:
             if state is None:  # tracking is switched off
                 break
             data, offset = _complete_lines(self._paths.log, state.log_offset_bytes)
+            data, rollback = _up_to_rollback(data)
+            if rollback is not None and not data:
+                self._enter_segment(rollback, state, offset=offset)
+                continue
             records = _new_steps(data, state.last_step)
             if not data:
                 break
@@ -57,6 +75,12 @@ class LogForwarder:
             save_state(self._paths.tracking_state, done)
             sent += len(records)
         return sent
+
+    def _enter_segment(self, line: bytes, state: TrackingState, *, offset: int) -> None:
+        """Go on behind a `rollback_end` line, in the MLflow run of the segment that it announces."""
+        # A crash in between finds the line passed and the old run still current: one run too few, never one too many.
+        save_state(self._paths.tracking_state, replace(state, log_offset_bytes=offset + len(line), sending=False))
+        self._tracker = self._begin_segment(json.loads(line))
 
 
 def _complete_lines(log: Path, offset: int) -> tuple[bytes, int]:
@@ -70,6 +94,24 @@ def _complete_lines(log: Path, offset: int) -> tuple[bytes, int]:
         if len(data) == CHUNK_BYTES:
             data += file.readline()
     return data[: data.rfind(b"\n") + 1], offset
+
+
+def _up_to_rollback(data: bytes) -> tuple[bytes, bytes | None]:
+    """Lines before the first `rollback_end` event, and the line of that event if there is one."""
+    start = 0
+    for line in data.splitlines(keepends=True):
+        if _ROLLBACK_MARK in line and _is_rollback(line):
+            return data[:start], line
+        start += len(line)
+    return data, None
+
+
+def _is_rollback(line: bytes) -> bool:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(event, dict) and event.get("event") == "rollback_end" and isinstance(event.get("segment"), int)
 
 
 def _new_steps(data: bytes, last_step: int) -> list[Mapping[str, Any]]:

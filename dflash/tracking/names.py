@@ -16,6 +16,8 @@ TAG_GROUP = "group"
 TAG_SEGMENT = "segment"
 TAG_RUN = "run"
 TAG_PARENT_RUN = "parent_run"
+TAG_ROLLED_BACK_TO = "rolled_back_to_step"
+TAG_ABANDONED_FOR = "abandoned_for_segment"
 
 TRAIN_LOSS = "train/loss"
 TRAIN_SKIPPED = "train/skipped"
@@ -26,6 +28,7 @@ STEP_FIELDS = {
     "objective": "train/objective",
     "accuracy": "train/accuracy",
     "accepted_length": "train/accepted_length",
+    "coverage_frac": "train/coverage_frac",
     "grad_norm": "train/grad_norm",
     "clip_coef": "train/clip_coef",
     "lr": "train/lr",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dflash.errors import TrackingError
-from dflash.records import DataManifest
+from dflash.records import DataManifest, to_json
 from dflash.tracking.names import TRAIN_SKIPPED
 from dflash.tracking.redact import redact_text
 from dflash.tracking.state import NO_STEP
@@ -133,8 +133,8 @@ class Store:
                 metrics = [self._entities.Metric(p.name, p.value, p.timestamp_ms, p.step) for p in chunk]
                 self._client.log_batch(run_id, metrics=metrics)
 
-    def log_dataset(self, run_id: str, manifest: DataManifest, path: Path) -> None:
-        """Attach a data set by its manifest: digest, place, sizes."""
+    def log_dataset(self, run_id: str, manifest: DataManifest, location: str, preview_html: str | None) -> None:
+        """Attach a data set by its manifest (digest, place, sizes), the manifest itself, and the page that shows samples."""
         profile = {
             "samples": manifest.samples,
             "tokens": manifest.tokens,
@@ -143,14 +143,17 @@ class Store:
             "target_fingerprint": manifest.target_fingerprint,
         }
         dataset = self._entities.Dataset(
-            name=path.name,
+            name=manifest.fingerprint[:16],
             digest=manifest.fingerprint[:MAX_DIGEST_LENGTH],
-            source_type="local",
-            source=json.dumps({"uri": str(path)}),
+            source_type="s3" if location.startswith("s3://") else "local",
+            source=json.dumps({"uri": location}),
             profile=json.dumps(profile),
         )
         with _translated():
             self._client.log_inputs(run_id, datasets=[self._entities.DatasetInput(dataset, [])])
+            self._client.log_text(run_id, to_json(manifest, indent=2), "data/manifest.json")
+            if preview_html is not None:
+                self._client.log_text(run_id, preview_html, "data/preview.html")
 
     def log_artifact(self, run_id: str, path: Path, folder: str) -> None:
         """Copy a file (or a folder's content) into the run's artifacts under `folder`."""

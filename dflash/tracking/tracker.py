@@ -49,8 +49,8 @@ class Tracker(Protocol):
     def log_params(self, params: Mapping[str, str]) -> None:
         """Log the configuration as flat text values."""
 
-    def log_dataset(self, manifest: DataManifest, path: Path) -> None:
-        """Attach the data set by its manifest, and the manifest file itself."""
+    def log_dataset(self, manifest: DataManifest, location: str, *, preview_html: str | None) -> None:
+        """Attach the data set by its manifest, with the manifest and the page that shows samples as files."""
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Log single values at a step."""
@@ -81,7 +81,7 @@ class NullTracker:
     def log_params(self, params: Mapping[str, str]) -> None:
         """Nothing is tracked."""
 
-    def log_dataset(self, manifest: DataManifest, path: Path) -> None:
+    def log_dataset(self, manifest: DataManifest, location: str, *, preview_html: str | None) -> None:
         """Nothing is tracked."""
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -156,10 +156,9 @@ class MlflowTracker:
         safe = redact_params(params)
         self._submit("parameters", lambda store, run: store.log_params(run, safe))
 
-    def log_dataset(self, manifest: DataManifest, path: Path) -> None:
-        """Attach the data set by its manifest, and the manifest file itself."""
-        self._submit("data set", lambda store, run: store.log_dataset(run, manifest, path))
-        self.log_artifact(path / "manifest.json", "data")
+    def log_dataset(self, manifest: DataManifest, location: str, *, preview_html: str | None) -> None:
+        """Attach the data set by its manifest, with the manifest and the page that shows samples as files."""
+        self._submit("data set", lambda store, run: store.log_dataset(run, manifest, location, preview_html))
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Log single values at a step."""

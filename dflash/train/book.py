@@ -19,12 +19,14 @@ from dflash.checkpoint import (
     point_to,
     propose_transitions,
     read_manifest,
+    remove_aside,
     remove_checkpoint,
     verify_checkpoint,
 )
-from dflash.config import CheckpointConfig
+from dflash.config import CheckpointConfig, RollbackConfig
 from dflash.errors import CheckpointError
-from dflash.records import CheckpointState, LedgerEntry, RunPaths
+from dflash.records import CheckpointState, LedgerEntry, LedgerLine, RollbackEntry, RunPaths
+from dflash.rollback import open_regions
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,10 @@ logger = logging.getLogger(__name__)
 class CheckpointBook:
     """Notes, judges and prunes the checkpoints of one run."""
 
-    def __init__(self, paths: RunPaths, rule: CheckpointConfig) -> None:
+    def __init__(self, paths: RunPaths, rule: CheckpointConfig, rollback: RollbackConfig) -> None:
         self._paths = paths
         self._rule = rule
+        self._rollback = rollback
         self._ledger = Ledger(paths.ledger)
         self._judged: set[int] = set()
 
@@ -42,6 +45,11 @@ class CheckpointBook:
     def last_segment(self) -> int:
         """Highest segment of any noted checkpoint, -1 without any."""
         return max((entry.segment for entry in self._ledger.current.values()), default=-1)
+
+    @property
+    def lines(self) -> tuple[LedgerLine, ...]:
+        """The whole ledger, in the order of writing."""
+        return self._ledger.lines
 
     def reconcile(self) -> bool:
         """Note every complete folder that the ledger does not know yet; returns whether there was one."""
@@ -52,15 +60,15 @@ class CheckpointBook:
                 segment = read_manifest(self._paths.checkpoint(step)).segment
             except CheckpointError as error:
                 if known is None or known.state != "bad":
-                    self._note(step, self.last_segment if known is None else known.segment, "bad", error.what)
+                    self.note(step, self.last_segment if known is None else known.segment, "bad", error.what)
                 continue
             if known is None or known.segment < segment:
-                self._note(step, segment, "writing", "found on disk")
+                self.note(step, segment, "writing", "found on disk")
                 known = self._ledger.current[step]
             if known.state == "writing":
-                self._note(step, segment, "durable", "complete under its final name")
+                self.note(step, segment, "durable", "complete under its final name")
             if self._ledger.current[step].state == "durable":
-                self._note(step, segment, "probation", "waits for its soak")
+                self.note(step, segment, "probation", "waits for its soak")
                 self._judged.discard(step)
                 changed = True
         return changed
@@ -69,11 +77,11 @@ class CheckpointBook:
         """Newest checkpoint whose files all verify; damaged newer ones are marked bad with a warning."""
         self.reconcile()
         while (step := newest_durable(self._paths.checkpoints_dir, self._ledger.current)) is not None:
-            problem = self._problem(step)
+            problem = self.problem_of(step)
             if problem is None:
                 return step
             logger.warning("checkpoint step-%d cannot be used, trying the one before it: %s", step, problem)
-            self._note(step, self._ledger.current[step].segment, "bad", problem)
+            self.note(step, self._ledger.current[step].segment, "bad", problem)
         return None
 
     def is_due(self, *, records: int) -> bool:
@@ -89,8 +97,8 @@ class CheckpointBook:
         on_disk = list_checkpoints(self._paths.checkpoints_dir)
         current = {step: entry for step, entry in self._ledger.current.items() if step in on_disk}
         self._judged |= {step for step in current if self._soak_end(step) <= evidence.judged_records}
-        for proposal in propose_transitions(current, evidence=evidence, rule=self._rule, problem_of=self._problem):
-            self._note(proposal.step, proposal.segment, proposal.state, proposal.reason)
+        for proposal in propose_transitions(current, evidence=evidence, rule=self._rule, problem_of=self.problem_of):
+            self.note(proposal.step, proposal.segment, proposal.state, proposal.reason)
         clean = [step for step in current if self._ledger.current[step].state == "clean"]
         if clean:
             point_to(self._paths.checkpoints_dir, LATEST_CLEAN, max(clean))
@@ -103,16 +111,25 @@ class CheckpointBook:
         for step in doomed:
             remove_checkpoint(self._paths.checkpoints_dir, step)
 
+        if not open_regions(self._ledger.lines, region_steps=self._rollback.region_steps):
+            remove_aside(self._paths.checkpoints_dir)
+
+    def note_rollback(self, entry: RollbackEntry) -> None:
+        """Append a line about a rollback to the ledger."""
+        self._ledger.append_rollback(entry)
+
     def _soak_end(self, step: int) -> int:
         return step + self._rule.soak_steps if step > 0 else 0
 
-    def _problem(self, step: int) -> str | None:
+    def problem_of(self, step: int) -> str | None:
+        """What is wrong with the files or the numbers of a checkpoint; None if nothing is."""
         try:
             manifest = verify_checkpoint(self._paths.checkpoint(step))
         except CheckpointError as error:
             return error.what
         return None if manifest.finite else "weights or moments are not finite"
 
-    def _note(self, step: int, segment: int, state: CheckpointState, reason: str) -> None:
+    def note(self, step: int, segment: int, state: CheckpointState, reason: str) -> None:
+        """Append a transition to the ledger, with the time."""
         at = datetime.now(UTC).isoformat()
         self._ledger.append(LedgerEntry(step=step, segment=segment, state=state, at=at, reason=reason))

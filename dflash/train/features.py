@@ -15,7 +15,8 @@ import torch
 
 from dflash.config import Config
 from dflash.data.reader import Batch
-from dflash.model.anchors import AnchorSet, BlockLabels, block_labels, block_token_ids, sample_anchors
+from dflash.model.acceptance import TargetStates
+from dflash.model.anchors import AnchorSet, BlockLabels, block_labels, block_token_ids, covered_tokens, sample_anchors
 from dflash.model.target import Target
 from dflash.records import PlannedBatch
 
@@ -26,7 +27,9 @@ class FeatureBatch:
 
     Attributes:
         features: [B, S, M*D] target taps; block_embeds: [B, N, K, D].
-        lengths: tokens of each sequence; supervised_tokens: with loss, in the whole batch.
+        target_states: final states of the target [B, S, D], only where the objective needs its distribution.
+        lengths: tokens of each sequence; supervised_tokens: with loss, in the whole batch; covered_tokens: of these, those
+            that some block predicts.
         target_index: worker that made it.
 
     """
@@ -36,14 +39,18 @@ class FeatureBatch:
     block_embeds: torch.Tensor
     anchors: AnchorSet
     labels: BlockLabels
+    target_states: TargetStates | None
     lengths: tuple[int, ...]
     supervised_tokens: int
+    covered_tokens: int
     target_index: int
 
     @property
     def nbytes(self) -> int:
         """Memory of its tensors."""
-        tensors = (self.features, self.block_embeds, *self.anchors, *self.labels)
+        tensors = [self.features, self.block_embeds, *self.anchors, *self.labels]
+        if self.target_states is not None:
+            tensors.append(self.target_states.hidden)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -81,7 +88,7 @@ class FeatureMaker:
         )
         labels = block_labels(input_ids, loss_mask, lengths, anchors, block_size=block_size)
         block_ids = block_token_ids(input_ids, anchors, block_size=block_size, mask_token_id=self.mask_token_id)
-        features = self.target.features(input_ids.to(self.target.device), lengths)
+        features, final = self._run_target(input_ids.to(self.target.device), lengths)
         embeds = self.target.embed(block_ids.to(self.target.device))
         return FeatureBatch(
             planned=planned,
@@ -89,10 +96,19 @@ class FeatureMaker:
             block_embeds=self._to_drafter(embeds),
             anchors=AnchorSet(*(tensor.to(self.drafter_device) for tensor in anchors)),
             labels=BlockLabels(*(tensor.to(self.drafter_device) for tensor in labels)),
+            target_states=None if final is None else TargetStates(final, anchors.positions.to(self.drafter_device)),
             lengths=tuple(int(length) for length in batch.lengths),
             supervised_tokens=int(batch.loss_mask.sum()),
+            covered_tokens=covered_tokens(labels, anchors, tokens=input_ids.shape[1]),
             target_index=self.target_index,
         )
+
+    def _run_target(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Taps, and the final states if the objective looks at the target's distribution (only then do all layers run)."""
+        if self.config.train.loss.objective != "acceptance":
+            return self.target.features(input_ids, lengths), None
+        features, final = self.target.features_with_final(input_ids, lengths)
+        return features, self._to_drafter(final)
 
     def _to_drafter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self.drafter_device, dtype=self.dtype)

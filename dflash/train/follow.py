@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 _SEGMENT_STARTS = ("start", "resume", "rollback_end")
+_BETWEEN_SEGMENTS = ("rollback_begin", "rollback_end")
+"""Written by a supervisor while no trainer runs: they announce a segment, the trainer then begins it."""
 
 
 class LogFollower:
@@ -25,7 +27,7 @@ class LogFollower:
         self._step_time_s = array("d")
         self._wait_time_s = array("d")
         self.last_segment: int | None = None
-        """Number of the newest segment that logged anything."""
+        """Number of the newest segment whose trainer logged anything."""
 
     def poll(self) -> None:
         """Read the lines written since the last call."""
@@ -33,7 +35,8 @@ class LogFollower:
             kind, step, segment = item.get("kind"), item.get("step"), item.get("segment")
             if not isinstance(step, int) or not isinstance(segment, int):
                 continue
-            self.last_segment = segment if self.last_segment is None else max(self.last_segment, segment)
+            if item.get("event") not in _BETWEEN_SEGMENTS:
+                self.last_segment = segment if self.last_segment is None else max(self.last_segment, segment)
             if kind == "event" and item.get("event") in _SEGMENT_STARTS:
                 self._abandon(step)
             elif kind == "step":

@@ -18,6 +18,9 @@ LABEL_BYTES = 9
 """An int64 label and its flag."""
 BLOCKS_PER_CHUNK = 8
 """Blocks that the drafter's attention takes together; each chunk keeps its own copy of the keys that it sees."""
+TILE_COLUMNS = {"cpu": 2048, "cuda": 32_768}
+"""Columns of the vocabulary that the head takes together."""
+ACCEPTANCE_BUFFERS = 3
 TARGET_ACTIVATION_WIDTHS = 16
 """Widths of D alive a token while one frozen decoder layer runs: residual, norm, and a SwiGLU of up to 4 D three times."""
 
@@ -48,7 +51,7 @@ def batch_shapes(config: Config) -> tuple[BatchShape, ...]:
     Short samples make more sequences, long ones more context, and the caps bend both: so every length is looked at.
     """
     plan, caps = config.plan, config.train.anchors
-    step, longest = plan.pad_multiple_tokens, config.data.bucket_edges_tokens[-1]
+    step, longest = plan.pad_multiple_tokens, config.data.longest_sample_tokens
     shapes = []
     for multiple in range(step, longest + step, step):
         padded = min(multiple, plan.tokens_per_batch)
@@ -66,10 +69,15 @@ def element_bytes(dtype: str, *, device: str) -> int:
     return {"float32": 4, "bfloat16": 2, "float16": 2}[dtype]
 
 
-def feature_bytes(drafter: DrafterConfig, shape: BatchShape, *, target_hidden_size: int, number_bytes: int) -> int:
-    """One micro-batch as the drafter takes it: taps [B, S, M*D], block embeddings [B, N, K, D], labels and their flags."""
+def feature_bytes(config: Config, shape: BatchShape, *, target_hidden_size: int, number_bytes: int) -> int:
+    """One micro-batch as the drafter takes it: taps [B, S, M*D], block embeddings [B, N, K, D], labels and their flags.
+
+    The acceptance objective takes the target's final states [B, S, D] besides.
+    """
+    drafter = config.drafter
     slots = shape.sequences * shape.anchors * drafter.block_size
-    numbers = shape.tokens * len(drafter.target_layer_ids) * target_hidden_size + slots * drafter.hidden_size
+    states = len(drafter.target_layer_ids) + (config.train.loss.objective == "acceptance")
+    numbers = shape.tokens * states * target_hidden_size + slots * drafter.hidden_size
     return numbers * number_bytes + slots * LABEL_BYTES
 
 
@@ -91,12 +99,19 @@ def drafter_activation_bytes(drafter: DrafterConfig, shape: BatchShape, *, numbe
 
 
 def head_chunk_bytes(config: Config, shape: BatchShape, *, vocab_size: int, number_bytes: int) -> int:
-    """Logits buffer of the chunked head, with its float32 copy and exponentials where compute is not float32."""
-    slots_per_block = config.drafter.block_size - 1
-    rows = min(max(1, config.train.loss.head_chunk_rows // slots_per_block), shape.blocks) * slots_per_block
-    each = FLOAT32_BYTES if number_bytes == FLOAT32_BYTES else 2 * number_bytes + FLOAT32_BYTES
-    gradient = shape.blocks * slots_per_block * config.drafter.hidden_size * number_bytes
-    return rows * vocab_size * each + gradient
+    """The head's tile of logits (with its float32 copy and exponentials where compute is not float32) and the slots' gradient.
+
+    The acceptance objective holds three float32 buffers of a third as many whole rows, and a comparison of them, instead.
+    """
+    supervised = shape.blocks * (config.drafter.block_size - 1)
+    rows = min(config.train.loss.head_chunk_rows, supervised)
+    cast = 0 if number_bytes == FLOAT32_BYTES else number_bytes
+    if config.train.loss.objective == "acceptance":
+        numbers, each = -(-rows // ACCEPTANCE_BUFFERS) * vocab_size, ACCEPTANCE_BUFFERS * FLOAT32_BYTES + cast + 1
+    else:
+        columns = min(TILE_COLUMNS[config.cluster.device], vocab_size)
+        numbers, each = rows * columns, FLOAT32_BYTES + 2 * cast
+    return numbers * each + supervised * config.drafter.hidden_size * number_bytes
 
 
 def _layer_numbers(drafter: DrafterConfig, shape: BatchShape, sliding: bool) -> int:
@@ -104,7 +119,7 @@ def _layer_numbers(drafter: DrafterConfig, shape: BatchShape, sliding: bool) -> 
     query, key = drafter.num_attention_heads * drafter.head_dim, drafter.num_key_value_heads * drafter.head_dim
     kept = shape.blocks * drafter.block_size
     slots = shape.sequences * shape.anchors * drafter.block_size
-    per_kept = 4 * drafter.hidden_size + query + key + 4 * drafter.intermediate_size
+    per_kept = 4 * drafter.hidden_size + query + key + 2 * drafter.intermediate_size
     chunk_keys = 2 * key * (shape.sequences * _seen_tokens(drafter, shape, sliding) + slots)
     return kept * per_kept + slots * 3 * query + shape.tokens * 3 * key + chunk_keys
 

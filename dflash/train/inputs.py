@@ -36,13 +36,13 @@ def open_inputs(config: Config, paths: RunPaths) -> Inputs:
     """
     pointer = read_data_pointer(paths)
     plan = load_plan(paths.plan_dir)
-    store = SampleStore(pointer.dir)
-    for name, found in (("its plan", plan.manifest.data_fingerprint), (str(pointer.dir), store.manifest.fingerprint)):
-        if found != pointer.fingerprint:
-            raise RunStateError(
-                f"run {paths.root} trains on data set {pointer.fingerprint[:16]}, but {name} says {found[:16]}",
-                remedy="start a new run: data set and plan of a run never change",
-            )
+    if plan.manifest.data_fingerprint != pointer.fingerprint:
+        raise RunStateError(
+            f"run {paths.root} trains on data set {pointer.fingerprint[:16]}, "
+            f"but its plan says {plan.manifest.data_fingerprint[:16]}",
+            remedy="start a new run: data set and plan of a run never change",
+        )
+    store = SampleStore(pointer.location, fingerprint=pointer.fingerprint, reader=config.data.reader)
     return Inputs(config=config, paths=paths, plan=plan, store=store)
 
 
@@ -68,7 +68,7 @@ def identity_of(inputs: Inputs, *, target_fingerprint: str) -> RunIdentity:
 
 def initial_state(inputs: Inputs, *, segment: int) -> TrainerState:
     """State before the first update."""
-    train, batches = inputs.config.train, len(inputs.plan.batches)
+    train, batches = inputs.config.train, len(inputs.plan)
     return TrainerState(
         step=0,
         plan_position=0,
@@ -78,7 +78,7 @@ def initial_state(inputs: Inputs, *, segment: int) -> TrainerState:
         seed=inputs.config.run.seed,
         total_steps=count_steps(batches, skipped=(), accumulation_steps=train.accumulation_steps, max_steps=train.max_steps),
         skipped_positions=(),
-        lr_scale=1.0,
+        overlay=None,
         nonfinite_in_row=0,
     )
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dflash.config import Config
-from dflash.data.reader import CACHE_BYTES as READER_CACHE_BYTES
 from dflash.errors import TargetError
 from dflash.model.parameters import drafter_parameter_count
 from dflash.model.target_info import read_target_info
@@ -35,6 +34,10 @@ CUDA_CONTEXT_BYTES = 2**30
 """CUDA context, library workspaces and collective buffers of one GPU."""
 FRAGMENTATION_FRAC = 0.05
 """Allocator slack on a GPU, on top of everything else."""
+COLLATED_TOKEN_BYTES = 9
+"""A padded token of a batch in host memory: its id (int64) and its place in the loss mask."""
+LENGTH_BYTES = 8
+"""A sequence's length in a batch."""
 CHECKPOINT_BYTES_PER_PARAMETER = 3 * FLOAT32_BYTES
 """fp32 weights and two moments."""
 
@@ -260,11 +263,14 @@ def _step_items(config: Config, target: TargetShape, number_bytes: int) -> tuple
 
 
 def _host_items(config: Config, trainable: int) -> tuple[MemoryItem, ...]:
+    reader = config.data.reader
+    batch_bytes = config.plan.tokens_per_batch * COLLATED_TOKEN_BYTES + config.plan.max_sequences * LENGTH_BYTES
     pinned = "" if config.cluster.device == "cpu" else ", pinned"
     return (
         MemoryItem(f"checkpoint snapshot buffers{pinned}", CHECKPOINT_BYTES_PER_PARAMETER * trainable),
         MemoryItem("batches ready for a target (train.queues.ready_bytes)", config.train.queues.ready_bytes),
-        MemoryItem("decoded samples that the reader keeps, at most", READER_CACHE_BYTES),
+        MemoryItem("decoded pages that the reader keeps (data.reader.cache_mib)", reader.cache_mib * 2**20),
+        MemoryItem("batches read ahead (data.reader.prefetch_batches)", reader.prefetch_batches * batch_bytes),
         MemoryItem("interpreter and libraries", PROCESS_BYTES),
     )
 
@@ -277,7 +283,7 @@ def _with_cuda(items: tuple[MemoryItem, ...]) -> tuple[MemoryItem, ...]:
 def _batch_bytes(config: Config, target: TargetShape, number_bytes: int) -> int:
     """The largest micro-batch of features."""
     return max(
-        feature_bytes(config.drafter, shape, target_hidden_size=target.hidden_size, number_bytes=number_bytes)
+        feature_bytes(config, shape, target_hidden_size=target.hidden_size, number_bytes=number_bytes)
         for shape in batch_shapes(config)
     )
 

@@ -41,6 +41,7 @@ def step_record(context: StepContext, update: Update, batches: Sequence[FeatureB
     correct, valid = sum(sum(item.correct) for item in micro), sum(sum(item.valid) for item in micro)
     blocks = sum(item.n_blocks for item in micro)
     tokens = sum(item.length_sum_tokens for item in micro)
+    supervised = sum(item.supervised_tokens for item in micro)
     padded = sum(item.padded_length_tokens * item.n_seqs for item in micro)
     return StepRecord(
         segment=context.segment,
@@ -51,6 +52,7 @@ def step_record(context: StepContext, update: Update, batches: Sequence[FeatureB
         objective=finite_or_none(update.objective),
         accuracy=correct / valid if valid else 0.0,
         accepted_length=sum(item.accepted_sum for item in micro) / blocks if blocks else 0.0,
+        coverage_frac=sum(item.covered_tokens for item in micro) / supervised if supervised else 0.0,
         grad_norm=finite_or_none(update.grad_norm),
         clip_coef=finite_or_none(update.clip_coef),
         lr=context.lr,
@@ -85,6 +87,7 @@ def micro_batch_record(batch: FeatureBatch, sums: Sums) -> MicroBatchRecord:
         n_tokens=sums.n_tokens,
         n_blocks=sums.n_blocks,
         supervised_tokens=batch.supervised_tokens,
+        covered_tokens=batch.covered_tokens,
         ce_sum=finite_or_none(sums.ce_sum),
         objective_sum=finite_or_none(sums.objective_sum),
         objective_weight=finite_or_none(sums.objective_weight),

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from dflash.config import Config
+from dflash.model.backends import choose_attention
 from dflash.model.drafter import Drafter
+from dflash.model.head import FrozenHead
 from dflash.model.target import Target, load_target
 from dflash.train.optimizer import build_optimizer, optimizer_tensors
 
@@ -37,6 +39,15 @@ class Models:
     device: torch.device
     compute_dtype: torch.dtype
 
+    def head(self) -> FrozenHead:
+        """The targets' head on the drafter's device.
+
+        Raises:
+            TargetError: what this architecture does to its head's output is not known.
+        """
+        target = self.targets[-1]
+        return FrozenHead(target.head_weight.detach().to(self.device), target.logit_rule)
+
 
 def load_models(config: Config) -> Models:
     """Load the targets and build the drafter with its optimizer.
@@ -51,6 +62,10 @@ def load_models(config: Config) -> Models:
     else:
         targets = [load_target(config.target, target_layer_ids=layer_ids, device=device) for device in devices[:-1]]
     drafter = Drafter(config.drafter, target_hidden_size=targets[0].info.hidden_size).to(devices[-1])
+    compute_dtype = _compute_dtype(config, devices[-1])
+    drafter.attention = choose_attention(
+        config.drafter, wanted=config.train.attention, device=devices[-1], dtype=compute_dtype
+    ).backend
     optimizer = build_optimizer(drafter, config.train.optimizer, lr=config.train.lr)
     return Models(
         targets=targets,
@@ -59,7 +74,7 @@ def load_models(config: Config) -> Models:
         weights={name: parameter.detach() for name, parameter in drafter.named_parameters()},
         moments=optimizer_tensors(drafter, optimizer),
         device=devices[-1],
-        compute_dtype=_compute_dtype(config, devices[-1]),
+        compute_dtype=compute_dtype,
     )
 
 

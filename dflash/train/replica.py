@@ -1,4 +1,4 @@
-"""One replica's supply of features: reader thread -> ready queue -> target threads -> reorder window.
+"""One replica's supply of features: reader threads -> ready queue -> target threads -> reorder window.
 
 Invariant: the consumer sees the batches in plan order, each exactly once, whatever the number of targets and their
 speeds: a free target claims the next batch, so a slow one never unbalances the others.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -33,22 +34,19 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
     """Reads, runs the targets and hands out features in order.
 
     Args:
-        positions: plan positions in consumption order.
-        read: plan position -> collated batch (reader thread).
+        batches: collated batches in consumption order; taken by the reader thread, and closed by it.
         makers: one function a target worker, batch -> features.
         queues: byte bounds.
     """
 
     def __init__(
         self,
-        positions: Sequence[int],
+        batches: Generator[BatchT, None, None],
         *,
-        read: Callable[[int], BatchT],
         makers: Sequence[Callable[[BatchT], FeaturesT]],
         queues: QueueConfig,
     ) -> None:
-        self._positions = positions
-        self._read = read
+        self._batches = batches
         self._makers = makers
         self._ready: ByteQueue[tuple[int, BatchT]] = ByteQueue(limit_bytes=queues.ready_bytes)
         self._window: ReorderWindow[FeaturesT] = ReorderWindow(limit_bytes=queues.feature_bytes, first=0)
@@ -98,9 +96,9 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
         self.pipeline.shut_down()
 
     def _run_reader(self) -> None:
-        for number, position in enumerate(self._positions):
-            batch = self._read(position)
-            self._ready.put((number, batch), nbytes=batch.nbytes)
+        with closing(self._batches) as batches:
+            for number, batch in enumerate(batches):
+                self._ready.put((number, batch), nbytes=batch.nbytes)
         self._ready.close()
 
     def _run_target(self, index: int) -> None:

@@ -125,6 +125,16 @@ class RunLog:
                 return
 
 
+def append_event(path: Path, event: EventRecord) -> None:
+    """Append one event durably from outside a trainer, while none writes."""
+    descriptor = _open_for_append(path)
+    try:
+        _write_line(descriptor, to_json(event))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _open_for_append(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     created = not path.exists()

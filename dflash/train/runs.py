@@ -20,14 +20,15 @@ from typing import Any
 from dflash.config import Config, dump_config, flat_params, load_config
 from dflash.errors import RunStateError, StorageError
 from dflash.records import RunPaths
-from dflash.storage import atomic_write_text, get_bytes
+from dflash.storage import atomic_write_text, get_bytes, open_store
 
 logger = logging.getLogger(__name__)
 
 OBSERVING_KEYS = (
-    "run.name", "run.root", "cluster.targets_per_replica", "cluster.device_memory_bytes", "health.", "evaluate.", "tracking.",
+    "run.name", "run.root", "cluster.targets_per_replica", "cluster.device_memory_bytes", "health.", "rollback.", "evaluate.",
+    "tracking.",
     "checkpoint.", "train.queues.", "train.max_nonfinite_in_row", "train.heartbeat_s", "train.max_restarts",
-    "target.local_files_only",
+    "target.local_files_only", "data.reader.", "data.runner", "data.workers", "data.store",
 )  # fmt: skip
 """Keys (or prefixes of keys) that may differ between two starts of one run."""
 
@@ -38,9 +39,9 @@ _LOCK_RETRY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DataPointer:
-    """The data set that a run trains on."""
+    """The data set that a run trains on: a folder or `s3://bucket/prefix`, and which version of it."""
 
-    dir: Path
+    location: str
     fingerprint: str
 
 
@@ -54,13 +55,13 @@ def training_hash(config: Config) -> str:
     return hashlib.sha256(json.dumps(training_identity(config), sort_keys=True).encode()).hexdigest()
 
 
-def prepare_run(config: Config, paths: RunPaths, *, data_dir: Path, fingerprint: str) -> None:
+def prepare_run(config: Config, paths: RunPaths, *, location: str | Path, fingerprint: str) -> None:
     """Make a run's folder ready for the supervisor, or check that it is still the same run.
 
     Args:
         config: resolved configuration.
         paths: the run's folder, created if missing.
-        data_dir: folder of the data set.
+        location: of the data set.
         fingerprint: its fingerprint.
 
     Raises:
@@ -79,7 +80,7 @@ def prepare_run(config: Config, paths: RunPaths, *, data_dir: Path, fingerprint:
     paths.requests_dir.mkdir(parents=True, exist_ok=True)
     paths.checkpoints_dir.mkdir(parents=True, exist_ok=True)
     atomic_write_text(paths.config, dump_config(config))
-    pointer = {"dir": str(Path(data_dir).resolve()), "fingerprint": fingerprint}
+    pointer = {"dir": open_store(location).uri, "fingerprint": fingerprint}
     atomic_write_text(paths.data_pointer, json.dumps(pointer, indent=2) + "\n")
 
 
@@ -91,7 +92,7 @@ def read_data_pointer(paths: RunPaths) -> DataPointer:
     """
     try:
         raw = json.loads(get_bytes(paths.data_pointer))
-        return DataPointer(dir=Path(raw["dir"]), fingerprint=str(raw["fingerprint"]))
+        return DataPointer(location=str(raw["dir"]), fingerprint=str(raw["fingerprint"]))
     except (StorageError, ValueError, KeyError, TypeError) as error:
         raise RunStateError(
             f"{paths.data_pointer} is missing or malformed", remedy="prepare the data first (python -m dflash data prepare)"

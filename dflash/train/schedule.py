@@ -1,4 +1,4 @@
-"""Learning rate and consumption of the plan as pure functions of the step.
+"""Learning rate and grouping of plan positions as pure functions of the step.
 
 Invariant: nothing here has state, so a resumed run computes what the uninterrupted one would have.
 """
@@ -6,7 +6,7 @@ Invariant: nothing here has state, so a resumed run computes what the uninterrup
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from dflash.config import TrainConfig
 
@@ -48,17 +48,12 @@ def _decay(train: TrainConfig, *, done_frac: float) -> float:
 
 def count_steps(batches: int, *, skipped: Collection[int], accumulation_steps: int, max_steps: int | None) -> int:
     """Optimizer steps that a plan of `batches` micro-batches gives; the last one may hold fewer micro-batches."""
-    steps = math.ceil((batches - len(set(skipped) & set(range(batches)))) / accumulation_steps)
+    left = batches - sum(0 <= position < batches for position in set(skipped))
+    steps = math.ceil(left / accumulation_steps)
     return steps if max_steps is None else min(steps, max_steps)
 
 
-def positions_to_consume(batches: int, *, start: int, skipped: Collection[int]) -> Sequence[int]:
-    """Plan positions from `start` on, in order, without the skipped ones."""
-    without = set(skipped)
-    return [position for position in range(start, batches) if position not in without]
-
-
-def split_steps(positions: Sequence[int], *, accumulation_steps: int, steps: int) -> list[Sequence[int]]:
-    """The positions of each of the next `steps` optimizer steps."""
-    groups = [positions[start : start + accumulation_steps] for start in range(0, len(positions), accumulation_steps)]
-    return groups[:steps]
+def split_steps(positions: Sequence[int], *, accumulation_steps: int, steps: int) -> Iterator[Sequence[int]]:
+    """The positions of each of the next `steps` optimizer steps, made as they are asked for."""
+    starts = range(0, len(positions), accumulation_steps)[:steps]
+    return (positions[start : start + accumulation_steps] for start in starts)

@@ -10,22 +10,25 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from dflash.checkpoint import CheckpointWriter, RunIdentity, WriterHooks, load_checkpoint
-from dflash.data.reader import collate
-from dflash.records import TrainerState
+from dflash.checkpoint import CheckpointWriter, RunIdentity, WriterHooks, load_checkpoint, read_ledger
+from dflash.data.consumption import positions_to_consume, run_joins
+from dflash.data.reader import read_batches
+from dflash.records import RunPaths, TrainerState
+from dflash.rollback import overlay_in_force, skips_in_force
 from dflash.train.features import FeatureMaker
 from dflash.train.inputs import Inputs, check_resumable, identity_of, initial_state
 from dflash.train.models import Models
 from dflash.train.optimizer import restore
 from dflash.train.replica import FeatureSupply
 from dflash.train.run_log import RunLog
-from dflash.train.schedule import positions_to_consume
 from dflash.train.step import Stepper
 from dflash.train.trainer import Machinery, Trainer
+from dflash.train.warm_start import warm_start
 
 _PAD_ID = 0
 """Padding stands behind causal sequences and is never a label, so any id of the vocabulary will do."""
@@ -61,9 +64,9 @@ def run_segment(
     identity = identity_of(inputs, target_fingerprint=models.targets[0].info.fingerprint)
     state = _set_state(inputs, models, identity, segment=segment, resume_step=resume_step)
     positions = _positions_left(inputs, state)
+    planned = (inputs.plan[position] for position in positions)
     supply = FeatureSupply(
-        positions,
-        read=lambda position: collate(inputs.plan.batches[position], inputs.store, pad_id=_PAD_ID),
+        read_batches(planned, inputs.store, pad_id=_PAD_ID, reader=inputs.config.data.reader),
         makers=[_maker(inputs, models, index).make for index in range(len(models.targets))],
         queues=inputs.config.train.queues,
     )
@@ -75,7 +78,7 @@ def run_segment(
             on_defect=supply.pipeline.fail,
         )
         cleanup.callback(log.close)
-        log.event("start" if resume_step is None else "resume", state.step, _start_details(state))
+        log.event("start" if resume_step is None else "resume", state.step, _start_details(inputs, state))
         log.event("config", state.step, _config_details(inputs, models, identity))
         hooks = WriterHooks(before_commit=log.sync, on_event=log.event, on_defect=supply.pipeline.fail, on_operation=on_operation)
         checkpoints = CheckpointWriter(
@@ -83,7 +86,7 @@ def run_segment(
         )
         cleanup.callback(checkpoints.close)
         machinery = Machinery(
-            batches=inputs.plan.batches,
+            plan=inputs.plan,
             supply=supply,
             stepper=_stepper(inputs, models),
             log=log,
@@ -99,18 +102,34 @@ def run_segment(
 def _set_state(inputs: Inputs, models: Models, identity: RunIdentity, *, segment: int, resume_step: int | None) -> TrainerState:
     fresh = initial_state(inputs, segment=segment)
     if resume_step is None:
-        models.drafter.init_weights(inputs.config.run.seed)
+        _first_weights(inputs, models, mask_token_id=identity.mask_token_id)
         return fresh
     loaded = load_checkpoint(inputs.paths.checkpoint(resume_step))
     check_resumable(loaded, fresh=fresh, identity=identity)
     restore(models.weights, loaded.drafter, what="drafter")
     restore(models.moments, loaded.optimizer, what="optimizer")
-    return dataclasses.replace(loaded.state, segment=segment)
+    return _with_rollbacks(dataclasses.replace(loaded.state, segment=segment), inputs.paths)
+
+
+def _with_rollbacks(state: TrainerState, paths: RunPaths) -> TrainerState:
+    """The state with what the run's rollbacks left behind: batches to skip, and the learning rate's overlay."""
+    ledger = read_ledger(paths.ledger)
+    skipped = set(state.skipped_positions)
+    skipped.update(position for first, end in skips_in_force(ledger) for position in range(first, end))
+    return dataclasses.replace(state, skipped_positions=tuple(sorted(skipped)), overlay=overlay_in_force(ledger))
+
+
+def _first_weights(inputs: Inputs, models: Models, *, mask_token_id: int) -> None:
+    folder = inputs.config.train.init_from
+    if folder is None:
+        models.drafter.init_weights(inputs.config.run.seed)
+    else:
+        warm_start(models.drafter, Path(folder), mask_token_id=mask_token_id, info=models.targets[0].info)
 
 
 def _positions_left(inputs: Inputs, state: TrainerState) -> Sequence[int]:
     """Plan positions of the steps that are left: nothing is read or computed beyond the last one."""
-    left = positions_to_consume(len(inputs.plan.batches), start=state.plan_position, skipped=state.skipped_positions)
+    left = positions_to_consume(len(inputs.plan), start=state.plan_position, skipped=state.skipped_positions)
     return left[: (state.total_steps - state.step) * inputs.config.train.accumulation_steps]
 
 
@@ -129,15 +148,18 @@ def _stepper(inputs: Inputs, models: Models) -> Stepper:
     return Stepper(
         models.drafter,
         models.optimizer,
-        head_weight=models.targets[-1].head_weight.detach().to(models.device),
+        head=models.head(),
         loss=inputs.config.train.loss,
         clip_norm=inputs.config.train.clip_norm,
         autocast_dtype=None if models.compute_dtype is torch.float32 else models.compute_dtype,
     )
 
 
-def _start_details(state: TrainerState) -> dict[str, Any]:
-    return {"plan_position": state.plan_position, "total_steps": state.total_steps, "lr_scale": state.lr_scale}
+def _start_details(inputs: Inputs, state: TrainerState) -> dict[str, Any]:
+    overlay = None if state.overlay is None else dataclasses.asdict(state.overlay)
+    details = {"plan_position": state.plan_position, "total_steps": state.total_steps, "overlay": overlay}
+    joins = run_joins(inputs.plan, state.skipped_positions)
+    return details | ({"bucket_run_joins": [dataclasses.asdict(join) for join in joins]} if joins else {})
 
 
 def _config_details(inputs: Inputs, models: Models, identity: RunIdentity) -> dict[str, Any]:

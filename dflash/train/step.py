@@ -16,6 +16,7 @@ import torch
 
 from dflash.config import LossConfig
 from dflash.model.drafter import Drafter
+from dflash.model.head import FrozenHead
 from dflash.model.loss import LossSums, block_loss
 from dflash.train.features import FeatureBatch
 
@@ -70,14 +71,14 @@ class Stepper:
         drafter: Drafter,
         optimizer: torch.optim.AdamW,
         *,
-        head_weight: torch.Tensor,
+        head: FrozenHead,
         loss: LossConfig,
         clip_norm: float,
         autocast_dtype: torch.dtype | None,
     ) -> None:
         self._drafter = drafter
         self._optimizer = optimizer
-        self._head_weight = head_weight
+        self._head = head
         self._loss = loss
         self._clip_norm = clip_norm
         self._autocast_dtype = autocast_dtype
@@ -89,7 +90,7 @@ class Stepper:
         device_type = batch.features.device.type
         with torch.autocast(device_type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
             hidden = self._drafter(batch.features, batch.block_embeds, batch.anchors.positions, batch.anchors.keep)
-        sums = block_loss(hidden, batch.labels, batch.anchors.keep, self._head_weight, loss=self._loss)
+        sums = block_loss(hidden, batch.labels, batch.anchors.keep, self._head, loss=self._loss, target=batch.target_states)
         sums.objective_sum.backward()  # type: ignore[no-untyped-call]
         self._pending.append(sums)
 

@@ -20,13 +20,15 @@ from types import FrameType
 
 from dflash.checkpoint import Evidence, read_state, remove_leftovers
 from dflash.config import Config
-from dflash.errors import HaltedError, InterruptedRunError, TrainerCrashedError
+from dflash.data.plan_file import read_plan_manifest
+from dflash.errors import HaltedError, InterruptedRunError, NonFiniteLimitError, TrainerCrashedError
 from dflash.records import ControlRequest, RunPaths
 from dflash.storage import atomic_write_text
 from dflash.train.book import CheckpointBook
 from dflash.train.child import STOP_GRACE_S, TrainerProcess
 from dflash.train.doctor import check_devices
 from dflash.train.follow import LogFollower
+from dflash.train.go_back import Rollbacks
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.processes import end_recorded, identify
 from dflash.train.requests import acknowledge, pending_requests
@@ -49,6 +51,7 @@ class TrainOutcome:
         wait_frac: share of it that the drafter waited for features.
         checkpoint_step: the last checkpoint.
         restarts: times that a dead trainer was started again.
+        rollbacks: times that the run went back to a clean checkpoint, in its whole life.
 
     """
 
@@ -57,6 +60,7 @@ class TrainOutcome:
     wait_frac: float
     checkpoint_step: int
     restarts: int
+    rollbacks: int
 
 
 def supervise(config: Config, paths: RunPaths, *, on_tick: Callable[[], None], critical_spans: CriticalSpans) -> TrainOutcome:
@@ -93,8 +97,10 @@ class _Supervisor:
         self._paths = paths
         self._on_tick = on_tick
         self._critical_spans = critical_spans
-        self._book = CheckpointBook(paths, config.checkpoint)
+        self._book = CheckpointBook(paths, config.checkpoint, config.rollback)
         self._follower = LogFollower(paths.log)
+        self._rollbacks = Rollbacks(paths, self._book, newest_segment=self._newest_segment)
+        self._batches = read_plan_manifest(paths.plan_dir).batches
         self._signal: int | None = None
         self._beat_due_s = 0.0
 
@@ -107,29 +113,34 @@ class _Supervisor:
         self._beat()
         end_recorded(self._paths, grace_s=STOP_GRACE_S)
         remove_leftovers(self._paths.checkpoints_dir)
-        launches = 0
+        crashes = 0
         while True:
             self._follower.poll()
+            self._settle(None)
             resume_step = self._book.newest_verified()
             if resume_step is not None and self._is_finished(resume_step):
-                break
+                self._judge(ended=True)
+                if not self._rollbacks.pending():
+                    break
+                continue
             self._raise_requested()
-            if launches > self._config.train.max_restarts:
-                raise _crashed(launches, self._paths)
-            self._train(resume_step)
-            launches += 1
-        self._follower.poll()
-        self._judge(ended=True)
+            if crashes > self._config.train.max_restarts:
+                raise _crashed(crashes, self._paths)
+            crashes += self._train(resume_step)
         return TrainOutcome(
             steps=resume_step,
             train_time_s=self._follower.train_time_s(),
             wait_frac=self._follower.wait_frac(),
             checkpoint_step=resume_step,
-            restarts=max(0, launches - 1),
+            restarts=crashes,
+            rollbacks=self._rollbacks.done(),
         )
 
-    def _train(self, resume_step: int | None) -> None:
-        """Run one trainer to its end, whether it finishes or dies.
+    def _train(self, resume_step: int | None) -> bool:
+        """Run one trainer to its end, whether it finishes, dies, or is stopped for a rollback.
+
+        Returns:
+            Whether it died.
 
         Raises:
             DflashError: the trainer's own error, or a request to end it.
@@ -140,6 +151,8 @@ class _Supervisor:
         try:
             while not process.wait_tick():
                 self._tick()
+                if self._settle(process):
+                    return False
                 self._raise_requested(process)
         except BaseException:
             process.end(on_wait=self._beat)
@@ -149,16 +162,44 @@ class _Supervisor:
         ended = read_exit(self._paths, segment=segment)
         if ended is None:
             logger.warning("the trainer died (torchrun ended with %s): see %s", process.returncode, self._paths.trainer_output)
-            return
+            return True
         error = error_of(ended)
+        if isinstance(error, NonFiniteLimitError) and self._will_roll_back():
+            return False
         if isinstance(error, InterruptedRunError):
             logger.warning("the trainer was stopped by someone else, after saving its state")
-        elif error is not None:
+            return True
+        if error is not None:
             raise error
+        return False
+
+    def _settle(self, process: TrainerProcess | None) -> bool:
+        """Carry out what the health check decided; returns whether the trainer was stopped for it.
+
+        Raises:
+            HaltedError: the decision was, or had been, to halt.
+        """
+        stop = None if process is None else lambda: process.end(on_wait=self._beat)
+        stopped = self._rollbacks.settle(stop_trainer=stop)
+        plan = self._rollbacks.halt()
+        if plan is not None:
+            raise halted(self._paths, by="the health check", reason=plan.reason)
+        if stopped:
+            self._follower.poll()
+        return stopped
+
+    def _will_roll_back(self) -> bool:
+        """Let the health check see the end of a trainer that gave up; whether it has decided on a way on."""
+        self._follower.poll()
+        self._critical_spans()
+        return self._rollbacks.pending()
+
+    def _newest_segment(self) -> int:
+        logged = -1 if self._follower.last_segment is None else self._follower.last_segment
+        return max(logged, self._book.last_segment)
 
     def _next_segment(self) -> int:
-        logged = -1 if self._follower.last_segment is None else self._follower.last_segment
-        return max(logged, self._book.last_segment) + 1
+        return self._newest_segment() + 1
 
     def _tick(self) -> None:
         self._beat()
@@ -183,7 +224,7 @@ class _Supervisor:
 
     def _raise_requested(self, process: TrainerProcess | None = None) -> None:
         """Obey the oldest request or a signal: end the trainer, acknowledge, raise."""
-        requests = pending_requests(self._paths)
+        requests = [request for request in pending_requests(self._paths) if request.plan is None]
         if self._signal is None and not requests:
             return
         if process is not None:
@@ -195,7 +236,7 @@ class _Supervisor:
 
     def _is_finished(self, step: int) -> bool:
         state = read_state(self._paths.checkpoint(step))
-        return state.step >= state.total_steps
+        return state.step >= state.total_steps or state.plan_position >= self._batches
 
     def _beat(self) -> None:
         if time.monotonic() < self._beat_due_s:
@@ -209,13 +250,18 @@ class _Supervisor:
 def _error_for(number: int | None, requests: list[ControlRequest], paths: RunPaths) -> HaltedError | InterruptedRunError:
     for request in requests:
         if request.action == "halt":
-            return HaltedError(
-                f"run {paths.root} was halted by {request.requested_by}: {request.reason}",
-                remedy=f"read {paths.health_dir / 'report.html'}; do not continue this run before the cause is known",
-            )
+            return halted(paths, by=request.requested_by, reason=request.reason)
     cause = f"{requests[0].requested_by}: {requests[0].reason}" if requests else f"signal {number}"
     return InterruptedRunError(
         f"run {paths.root} was stopped by {cause}", remedy="start it again to continue from its last checkpoint"
+    )
+
+
+def halted(paths: RunPaths, *, by: str, reason: str) -> HaltedError:
+    """The error of a run that is not to be continued."""
+    return HaltedError(
+        f"run {paths.root} was halted by {by}: {reason}",
+        remedy=f"read {paths.health_dir / 'report.html'}; do not continue this run before the cause is known",
     )
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 from dflash.checkpoint import CheckpointWriter
 from dflash.config import TrainConfig
+from dflash.data.plan_arrays import BatchPlan
 from dflash.data.reader import Batch
 from dflash.errors import InterruptedRunError, NonFiniteLimitError
-from dflash.records import PlannedBatch, TrainerState
+from dflash.records import TrainerState
+from dflash.rollback import lr_factor
 from dflash.train.features import FeatureBatch
 from dflash.train.metrics import StepContext, step_record
 from dflash.train.replica import FeatureSupply
@@ -33,12 +35,12 @@ class Machinery:
     """What the loop drives.
 
     Attributes:
-        batches: the whole plan, by position.
+        plan: the whole plan.
         stop: set by a signal; the loop ends after the step in progress.
 
     """
 
-    batches: Sequence[PlannedBatch]
+    plan: BatchPlan
     supply: FeatureSupply[Batch, FeatureBatch]
     stepper: Stepper
     log: RunLog
@@ -79,6 +81,9 @@ class Trainer:
             self._step(group)
             if self._state.step % self._save_interval_steps == 0 and self._state.step < self._state.total_steps:
                 self._machinery.checkpoints.save(self._state, wait=False)
+        if self._state.step < self._state.total_steps:
+            # Skipped batches leave fewer steps than the schedule was laid out for: the plan is used up all the same.
+            self._state = dataclasses.replace(self._state, plan_position=len(self._machinery.plan))
         self._machinery.checkpoints.save(self._state, wait=True)
         self._log.event("finish", self._state.step, {"queues": self._machinery.supply.counters})
         return self._state
@@ -88,7 +93,7 @@ class Trainer:
         wall_time_s, begin_s = time.time(), time.monotonic()
         self._note_planned_changes(positions)
         depths = machinery.supply.depths
-        lr = lr_at(self._train, step=step, total_steps=self._state.total_steps, lr_scale=self._state.lr_scale)
+        lr = lr_at(self._train, step=step, total_steps=self._state.total_steps, lr_scale=lr_factor(self._state.overlay, step=step))
         batches, wait_time_s = [], 0.0
         for position in positions:
             batch, waited_s = machinery.supply.next()
@@ -129,10 +134,10 @@ class Trainer:
             )
 
     def _note_planned_changes(self, positions: Sequence[int]) -> None:
-        step, batches = self._state.step, self._machinery.batches
+        step, plan = self._state.step, self._machinery.plan
         for position in positions:
-            epoch = batches[position].epoch
-            if position == 0 or batches[position - 1].epoch != epoch:
+            epoch = plan.epoch_of(position)
+            if position == 0 or plan.epoch_of(position - 1) != epoch:
                 self._log.event("epoch", step, {"epoch": epoch, "batch_id": position})
         warmup = warmup_steps(self._train, total_steps=self._state.total_steps)
         if step == warmup and warmup > 0:

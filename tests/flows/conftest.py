@@ -34,6 +34,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     for task, names in {
         "prepare_data": ("prepare_stage",),
         "plan_batches": ("plan_stage",),
+        "run_doctor": ("doctor_stage",),
         "train_drafter": ("train_stage",),
         "evaluate_drafter": ("open_bench", "evaluate_stage"),
         "check_health": ("health_stage",),

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash.records import DetectorSummary, EvaluationResult, Finding, HealthReport, PlanManifest, RunSummary
+from dflash.records import CheckResult, DetectorSummary, EvaluationResult, Finding, HealthReport, PlanManifest, RunSummary
 from dflash.records.health import Verdict
 from dflash.stages import DataStage, PlanStage, Run, TrainStage
+from dflash.train.doctor import DoctorReport, Part
 from dflash.train.progress import TrainProgress
 
 
@@ -27,6 +28,7 @@ def health_report(run: str, verdict: Verdict) -> HealthReport:
         coverage_frac=1.0,
         detectors=(DetectorSummary("non_finite", "any non-finite value", 10, 1, 1, ""),),
         findings=(finding,) if verdict == "unhealthy" else (),
+        damage=None,
         decision=None,
         stats={},
     )
@@ -57,19 +59,24 @@ class FakeStages:
         if self.errors.get(name):
             raise self.errors[name].pop(0)
 
+    def doctor_stage(self, run: Run, *, part: Part) -> DoctorReport:
+        self._called(f"doctor {part}")
+        results = (CheckResult("clock", "ok", "fine", ""), CheckResult("rope", "warn", "another base", "set it"))
+        return DoctorReport(results, 0.5)
+
     def prepare_stage(self, run: Run, *, progress: Callable[[str, int, int], None]) -> DataStage:
         self._called("prepare")
         progress("answers", 1, 2)
         progress("answers", 2, 2)
-        return DataStage(Path("data/x"), "f" * 64, 3, 30, 20, (1, 2), 0, reused=False)
+        return DataStage("/data/x", "f" * 64, 3, 30, 20, (1, 2), 0, reused=False)
 
     def plan_stage(self, run: Run, data: DataStage) -> PlanStage:
         self._called("plan")
         assert data.samples == 3
         manifest = PlanManifest(
             plan_sha256="a" * 64, settings={}, data_fingerprint=data.fingerprint, seed=1, epochs=1, batches=2,
-            batches_per_epoch=(2,), samples=3, tokens=30, padded_tokens=32, padding_efficiency=0.94, longest_bucket_run=2,
-            bucket_run_feasible=True,
+            batches_per_epoch=(2,), samples=3, tokens=30, padded_tokens=32, padding_efficiency=0.94, padded_lengths_tokens=(16,),
+            longest_bucket_run=2, bucket_run_feasible=True, bucket_run_limit=3, bucket_run_note="", arrays=(),
         )  # fmt: skip
         return PlanStage(manifest, reused=True)
 
@@ -78,7 +85,7 @@ class FakeStages:
         on_progress(TrainProgress(0, 0, None, None, None, None))
         on_progress(TrainProgress(5, 10, 2.5, 1.5, 900.0, 4.0))
         on_progress(TrainProgress(10, 10, 2.0, 1.75, 950.0, 0.0))
-        return TrainStage(10, 1.5, 0.02, "checkpoints/step-10", 0)
+        return TrainStage(10, 1.5, 0.02, "checkpoints/step-10", 0, 0)
 
     def open_bench(self, run: Run) -> Any:
         self._called("bench")

@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import APILogHandler
 
-from dflash.errors import HaltedError, StorageError, UnhealthyError
+from dflash.errors import HaltedError, PreflightError, StorageError, UnhealthyError
 from dflash.records import RunPaths
 from flows.health import health_check
 from flows.prepare import prepare
@@ -21,7 +21,8 @@ from tests.flows.fake_stages import FakeStages
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-ORDER = ["prepare", "plan", "train", "bench", "untrained", "trained", "health", "summarise"]
+READY = ["doctor start", "prepare", "plan", "doctor data"]
+ORDER = [*READY, "train", "bench", "untrained", "trained", "health", "summarise"]
 
 
 def artifacts_of(state: State[Any]) -> dict[str, Any]:
@@ -39,7 +40,18 @@ def test_train_runs_the_stages_in_order_and_leaves_an_artifact_of_each(
     assert stages.calls == ORDER
     assert stages.checked == [("tiny-001", False, True)], "at the end the log is complete and there is nobody to act on"
     artifacts = artifacts_of(state)
-    assert {"run", "data", "plan", "training", "training-progress", "evaluation", "health", "summary"} <= set(artifacts)
+    assert {
+        "run",
+        "doctor-start",
+        "doctor-data",
+        "data",
+        "plan",
+        "training",
+        "training-progress",
+        "evaluation",
+        "health",
+        "summary",
+    } <= set(artifacts)
     assert artifacts["training-progress"].data == 100.0
     assert "non_finite" in artifacts["health"].data
     assert "closing table of tiny-001" in capsys.readouterr().out
@@ -52,9 +64,20 @@ def test_a_halted_training_fails_the_flow_with_its_own_words_and_is_not_retried(
     state = train(str(config_file), return_state=True)
     assert state.is_failed()
     assert "HaltedError: run tiny-001 was halted: the loss diverged at step 7" in (state.message or "")
-    assert stages.calls == ["prepare", "plan", "train"]
+    assert stages.calls == [*READY, "train"]
     with pytest.raises(HaltedError):
         state.result()
+
+
+@pytest.mark.parametrize(("part", "before"), [("start", READY[:1]), ("data", READY)])
+def test_a_failed_examination_ends_the_flow_before_anything_is_spent(
+    part: str, before: list[str], config_file: Path, stages: FakeStages
+) -> None:
+    stages.errors[f"doctor {part}"] = [PreflightError("1 of 14 checks failed: taps: off by one", remedy="set the ids")]
+    state = train(str(config_file), return_state=True)
+    assert state.is_failed()
+    assert "PreflightError: 1 of 14 checks failed: taps: off by one" in (state.message or "")
+    assert stages.calls == before
 
 
 def test_an_unhealthy_run_is_summed_up_first_and_then_fails_the_flow(config_file: Path, stages: FakeStages) -> None:

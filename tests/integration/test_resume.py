@@ -154,7 +154,7 @@ def test_the_log_holds_every_record_of_a_durable_checkpoint(run: TinyRun, refere
 
 def test_the_log_tells_the_whole_story_in_order(reference: TinyRun) -> None:
     lines = log_lines(reference.paths)
-    plan = load_plan(reference.paths.plan_dir).batches
+    plan = load_plan(reference.paths.plan_dir)
     events = [line for line in lines if line["kind"] == "event"]
     assert [event["event"] for event in events[:2]] == ["start", "config"]
     assert (lines[0]["event"], lines[-1]["event"]) == ("start", "finish")

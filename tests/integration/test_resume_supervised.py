@@ -184,9 +184,9 @@ def test_a_halt_saves_the_state_acknowledges_and_raises_and_the_run_can_go_on(ro
 
 def test_an_error_of_the_trainer_is_raised_as_it_is_and_never_restarted(root: Path) -> None:
     run = build_tiny_run(root, overrides=LONG)
-    plan = run.paths.plan_dir / "plan.parquet"
+    plan = run.paths.plan_dir / "epoch-0000.rows.npy"
     plan.write_bytes(plan.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"plan\.parquet"):
+    with pytest.raises(DataError, match=r"epoch-0000\.rows\.npy"):
         watch(run, nothing)
     assert run.paths.trainer_output.read_text().count("--- segment") == 1
     assert not run.paths.log.exists()

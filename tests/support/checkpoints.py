@@ -22,7 +22,7 @@ def state_at(step: int, *, segment: int = 0) -> TrainerState:
         seed=1,
         total_steps=100,
         skipped_positions=(),
-        lr_scale=1.0,
+        overlay=None,
         nonfinite_in_row=0,
     )
 

@@ -13,9 +13,15 @@ from dflash.health.lines import EventLine, MicroBatchLine, StepLine
 from dflash.records.log import LOG_SCHEMA_VERSION
 
 
-def micro(batch_id: int, *, bucket: int = 0, loss: float | None = 1.0, n_tokens: int = 100) -> MicroBatchLine:
-    """A micro-batch of a given mean loss."""
-    return MicroBatchLine(batch_id=batch_id, bucket=bucket, n_tokens=n_tokens, ce_sum=None if loss is None else loss * n_tokens)
+def micro(
+    batch_id: int, *, bucket: int = 0, loss: float | None = 1.0, n_tokens: int = 100, rows: Sequence[int] = (), epoch: int = 0,
+    hits: int | None = None,
+) -> MicroBatchLine:  # fmt: skip
+    """A micro-batch of a given mean loss, and of given samples and hits."""
+    return MicroBatchLine(
+        batch_id=batch_id, bucket=bucket, epoch=epoch, rows=tuple(rows), n_tokens=n_tokens,
+        ce_sum=None if loss is None else loss * n_tokens, correct=() if hits is None else (hits,), valid=() if hits is None else (n_tokens,),
+    )  # fmt: skip
 
 
 def step_line(step: int, *, micro_batches: Sequence[MicroBatchLine] | None = None, **changes: Any) -> StepLine:
@@ -30,6 +36,7 @@ def step_line(step: int, *, micro_batches: Sequence[MicroBatchLine] | None = Non
         accuracy=0.5,
         accepted_length=1.0,
         grad_norm=1.0,
+        clip_coef=1.0,
         lr=1e-3,
         skipped=False,
         nonfinite=(),
@@ -39,6 +46,7 @@ def step_line(step: int, *, micro_batches: Sequence[MicroBatchLine] | None = Non
         tokens_per_s=100.0,
         ready_depth=10,
         feature_depth=2,
+        target_depths=(),
         schema_version=LOG_SCHEMA_VERSION,
     )
     return msgspec.structs.replace(line, **changes)

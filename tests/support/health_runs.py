@@ -7,15 +7,40 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dflash.config import CheckpointConfig, Config, HealthConfig, TrainConfig, parse_config
+from dflash.config import CheckpointConfig, Config, HealthConfig, RollbackConfig, TrainConfig, parse_config
 from dflash.health import HealthChecker
 from dflash.health.detectors.schedule import scheduled_lr
 from dflash.health.lines import EventLine, LogItem, StepLine
-from dflash.records import DetectorSummary, EventRecord, Finding, HealthReport, StepRecord
+from dflash.records import (
+    Damage,
+    DetectorSummary,
+    EventRecord,
+    Finding,
+    HealthReport,
+    LedgerEntry,
+    RollbackPlan,
+    SavedState,
+    StepRecord,
+)
+from dflash.rollback import Situation, decide
 from tests.support.log_simulator import START_S, STEP_S, Record, simulate_run
 
 HEALTH, TRAIN, CHECKPOINT = HealthConfig(), TrainConfig(), CheckpointConfig()
 CLEAN_STEPS = (0, 200, 400, 600)
+ROLLBACK = RollbackConfig(max_skip_frac=1.0)
+
+
+def remedy(damage: Damage, *, clean_steps: Sequence[int] = CLEAN_STEPS) -> RollbackPlan | None:
+    """What the rollback room says of damage in a run whose checkpoints at `clean_steps` are clean."""
+    situation = Situation(
+        run="simulated",
+        ledger=[LedgerEntry(step, 0, "clean", "", "") for step in clean_steps],
+        saved={step: SavedState(0, step) for step in clean_steps},
+        batches_per_epoch=10_000,
+        alive=True,
+        now_s=0.0,
+    )
+    return decide(damage, situation, rule=ROLLBACK)
 
 
 def config() -> Config:
@@ -49,7 +74,7 @@ def judged(records: Sequence[Record], *, ended: bool = True, later_s: float = 0.
     """The report on a whole log."""
     checker = new_checker()
     checker.feed(items_of(records))
-    return checker.report(run="simulated", now_s=end_of(records) + later_s, ended=ended, clean_steps=CLEAN_STEPS)
+    return checker.report(run="simulated", now_s=end_of(records) + later_s, ended=ended, remedy=remedy)
 
 
 def found(report: HealthReport, detector: str, *, severity: str | None = None) -> list[Finding]:
@@ -69,7 +94,6 @@ def steps_of(records: Sequence[Record]) -> list[StepRecord]:
 
 __all__ = [
     "CHECKPOINT",
-    "CLEAN_STEPS",
     "HEALTH",
     "START_S",
     "TRAIN",
@@ -80,6 +104,7 @@ __all__ = [
     "items_of",
     "judged",
     "new_checker",
+    "remedy",
     "steps_of",
     "summary_of",
 ]

@@ -17,12 +17,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash.config import Config, dump_config, parse_config
 from dflash.data.buckets import bucket_of
-from dflash.data.manifest import hashes_sha256
+from dflash.data.columns import TokenizedSample
 from dflash.data.plan import prepare_plan
-from dflash.data.shards import ShardWriter, TokenizedSample
+from dflash.data.reader import SampleStore
 from dflash.model.target import read_target_info
-from dflash.records import BucketStats, DataManifest, RunPaths, to_json
+from dflash.records import DataManifest, RunPaths
+from dflash.storage import open_store
 from dflash.train.runs import prepare_run
+from tests.support.data_sets import write_samples
 
 VOCAB_SIZE = 48
 MASK_TOKEN_ID = 47
@@ -87,48 +89,26 @@ def tiny_data_set(directory: Path, config: Config, *, samples: int, seed: int = 
     """Write a data set of random samples over all buckets; each is a prompt and a supervised answer."""
     generator = np.random.default_rng(seed)
     edges = config.data.bucket_edges_tokens
-    directory.mkdir(parents=True)
-    writer = ShardWriter(directory, buckets=len(edges), rows_per_shard=64, rows_per_group=8)
-    tokens, supervised = [0] * len(edges), [0] * len(edges)
-    counts = [0] * len(edges)
+    assert not isinstance(edges, str)
+    buckets: list[list[TokenizedSample]] = [[] for _ in edges]
     for number in range(samples):
         length = int(generator.integers(6, edges[-1] + 1))
         prompt = int(generator.integers(1, length - 3))
         # A walk instead of noise, so that there is something to learn.
         ids = np.cumsum(generator.integers(1, 3, length)) % MASK_TOKEN_ID
-        bucket = bucket_of(length, edges)
-        mask = [position >= prompt for position in range(length)]
-        writer.add(TokenizedSample(f"s{number}", "walk", ids.tolist(), mask), bucket=bucket)
-        counts[bucket], tokens[bucket] = counts[bucket] + 1, tokens[bucket] + length
-        supervised[bucket] += sum(mask)
-    hashes = [f"{number:064x}" for number in range(samples)]
-    (directory / "prompt_hashes.txt").write_text("".join(f"{line}\n" for line in hashes))
-    manifest = DataManifest(
-        fingerprint=f"{seed + samples:064x}",
-        created_at="2026-01-01T00:00:00+00:00",
-        source={"kind": "random walk"},
-        target_path=config.target.location,
+        sample = TokenizedSample(f"s{number}", "walk", ids.astype(np.int32), ((prompt, length),), turns=2)
+        buckets[bucket_of(length, edges)].append(sample)
+    return write_samples(
+        open_store(directory),
+        buckets,
+        edges=edges,
+        rows_per_shard=64,
+        rows_per_group=8,
         target_fingerprint=read_target_info(config.target).fingerprint,
-        tokenizer_sha256="0" * 64,
-        template_sha256="0" * 64,
-        template_flags={},
         vocab_size=VOCAB_SIZE,
         mask_token_id=MASK_TOKEN_ID,
         on_policy=True,
-        answer_sampling={},
-        samples=samples,
-        tokens=sum(tokens),
-        supervised_tokens=sum(supervised),
-        max_length_tokens=edges[-1],
-        quarantined={},
-        prompt_hashes_sha256=hashes_sha256(hashes),
-        buckets=tuple(
-            BucketStats(index, edges[index], counts[index], tokens[index], supervised[index]) for index in range(len(edges))
-        ),
-        shards=writer.close(),
     )
-    (directory / "manifest.json").write_text(to_json(manifest, indent=2))
-    return manifest
 
 
 def build_tiny_run(root: Path, *, samples: int = 24, overrides: Sequence[str] = ()) -> TinyRun:
@@ -142,9 +122,11 @@ def build_tiny_run(root: Path, *, samples: int = 24, overrides: Sequence[str] = 
     if not data_dir.exists():
         tiny_data_set(data_dir, config, samples=samples)
     fingerprint = json.loads((data_dir / "manifest.json").read_text())["fingerprint"]
+    location = str(data_dir)
     paths = RunPaths(root / "runs" / f"tiny-{len(list((root / 'runs').glob('tiny-*'))) + 1:03d}")
-    prepare_run(config, paths, data_dir=data_dir, fingerprint=fingerprint)
-    prepare_plan(config, data_dir, paths.plan_dir)
+    prepare_run(config, paths, location=location, fingerprint=fingerprint)
+    with SampleStore(location, fingerprint=fingerprint, reader=config.data.reader) as samples_store:
+        prepare_plan(config, samples_store, paths.plan_dir, data_fingerprint=fingerprint)
     return TinyRun(config=config, paths=paths, data_dir=data_dir)
 
 

@@ -38,7 +38,7 @@ class KillAt:
 
 def start_trainer(run: TinyRun, *, kill_at: KillAt | None = None) -> BaseProcess:
     """Start a trainer as the supervisor would: from the newest verified checkpoint, in the next segment."""
-    book, follower = CheckpointBook(run.paths, run.config.checkpoint), LogFollower(run.paths.log)
+    book, follower = CheckpointBook(run.paths, run.config.checkpoint, run.config.rollback), LogFollower(run.paths.log)
     resume_step = book.newest_verified()
     follower.poll()
     logged = -1 if follower.last_segment is None else follower.last_segment

@@ -127,7 +127,10 @@ class GradSpike(Detector):
 
 def composition(record: StepLine) -> str | None:
     """Which baseline an update's gradient norm belongs to: its bucket, or `mixed`; None for an update of nothing."""
-    buckets = {batch.bucket for batch in record.micro_batches}
+    batches = record.micro_batches
+    if len(batches) == 1:
+        return str(batches[0].bucket)
+    buckets = {batch.bucket for batch in batches}
     if not buckets:
         return None
     return str(buckets.pop()) if len(buckets) == 1 else MIXED

@@ -3,9 +3,11 @@
 Three levels of one story: a micro-batch far above its own bucket (warning); the bucket does not come back under
 `recover_z` within `recover_steps` (critical); `cluster_spikes` separate spikes within `cluster_steps` (critical).
 
-Two hard decisions. A spike that decays slowly through all buckets is one spike: another is counted only if
-`recover_points` calm points in a row lie between. And a cluster is damage only if it is rarer than chance at the run's own rate
-of spikes: a bucket that mixes easy with hard batches throws a spike now and then all its life.
+Three hard decisions. A spike that decays slowly through all buckets is one spike: another is counted only if
+`recover_points` calm points in a row lie between. A cluster is damage only if it is rarer than chance at the run's own rate
+of spikes, anywhere in the run so far: a bucket that mixes easy with hard batches throws a spike now and then all its
+life, and what it has shown from its warm-up on is noted, not warned of. And a bucket that stays up is damage only after
+`alone_points` raised points in a row, because three hard batches in a row are no rarity among a million.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import math
 
 import msgspec
 
-from dflash.config import SpikeConfig
+from dflash.config import RiseConfig, SpikeConfig
 from dflash.health.baseline import Baseline, Level
-from dflash.health.context import RunContext
+from dflash.health.context import Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import MicroBatchLine, StepLine
 from dflash.health.trend import binomial_tail
@@ -25,6 +27,8 @@ GRAD_LEAD_STEPS = 2  # the gradient leads the loss by a step or two
 _TINY = 1e-30
 _MAX_IDS = 64
 _PRIOR_SPIKES, _PRIOR_POINTS = 1.0, 100.0  # a young run's rate of spikes
+_KEPT_Z = 16
+_MAX_ROWS = 64
 
 
 class OpenSpike(msgspec.Struct):
@@ -33,7 +37,7 @@ class OpenSpike(msgspec.Struct):
     Attributes:
         step: of the spike.
         onset: since when the run, in any bucket, had not been calm.
-        points: later points of the bucket that were not calm.
+        points: later points of the bucket in a row that were not calm.
         batch_ids: micro-batches that stood out.
     """
 
@@ -67,6 +71,10 @@ class LossSpikeMemory(Memory):
     damaged: list[int] = msgspec.field(default_factory=list)
     damage_step: int = 0
     usual_clusters: int = 0
+    usual_spikes: int = 0
+    standing_out: int = 0
+    points: int = 0
+    newest_z: list[float] = msgspec.field(default_factory=list)
 
 
 class LossSpike(Detector):
@@ -76,9 +84,10 @@ class LossSpike(Detector):
     domain = "training"
     _memory: LossSpikeMemory
 
-    def __init__(self, spike: SpikeConfig) -> None:
+    def __init__(self, spike: SpikeConfig, rise: RiseConfig) -> None:
         super().__init__(LossSpikeMemory())
-        self._spike = spike
+        self._spike, self._rise = spike, rise
+        self._least_rise = math.log1p(rise.min_rise_frac)
 
     def rule(self) -> str:
         """The rule with its thresholds."""
@@ -96,6 +105,8 @@ class LossSpike(Detector):
         notes = [f"still learning, of {self._spike.min_points} points: {', '.join(waiting)}"] if waiting else []
         if memory.usual_clusters:
             notes.append(f"{memory.usual_clusters} clusters no rarer than this run's own rate of spikes")
+        if memory.usual_spikes:
+            notes.append(f"{memory.usual_spikes} hard batches as this run has always had them")
         return "; ".join(notes)
 
     def levels(self) -> dict[int, Level]:
@@ -115,6 +126,9 @@ class LossSpike(Detector):
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
+        if context.rebase:
+            self._forget(record.step)
+            context.rebase = False
         for batch in record.micro_batches:
             if batch.ce_sum is not None and batch.n_tokens > 0:
                 self._judge(batch, math.log(max(batch.ce_sum / batch.n_tokens, _TINY)), record, context)
@@ -127,26 +141,65 @@ class LossSpike(Detector):
             baseline = memory.baselines[batch.bucket] = Baseline(
                 capacity=s.baseline_points, min_points=s.min_points, newest=s.level_points, floor=s.loss_floor, winsor_z=s.loss_z
             )
-        spike = memory.open.get(batch.bucket)
         level = baseline.level()
         if level is None:
-            baseline.accept(value, batch.n_tokens)
+            self._learn(baseline, value, batch.n_tokens)
             return
         self.checked += 1
+        memory.points += 1
         z = level.z(value, batch.n_tokens)
-        calm = z < s.recover_z
+        judged = Judged(batch, value, z, level)
+        context.judged.append(judged)
+        calm = z < s.recover_z or value - level.median < self._least_rise / 2
+        if calm and memory.calm_in_row >= s.recover_points and not memory.open:  # by far the most common case
+            baseline.accept(value, batch.n_tokens)
+            return
         self._feel(calm, record.step)
         stands_out = z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))
+        spike = memory.open.get(batch.bucket)
         if spike is not None:
             if stands_out and len(spike.batch_ids) < _MAX_IDS:
                 spike.batch_ids.append(batch.batch_id)
-            self._follow(spike, batch.bucket, calm=calm, record=record, context=context)
+            self._follow(spike, judged, calm=calm, record=record, context=context)
         elif stands_out:
-            self._begin(batch, value, z=z, level=level, record=record, context=context)
-        if stands_out and memory.rested:
-            self._count(record, context)
+            self._begin(judged, record=record, context=context)
+        if stands_out:
+            self._note_z(z)
+            if memory.rested:
+                self._count(record, context)
         if batch.bucket not in memory.open:
             baseline.accept(value, batch.n_tokens)
+
+    def _learn(self, baseline: Baseline, value: float, n_tokens: int) -> None:
+        """Take in a point of the warm-up; at its end, what stood out in it counts as this run's usual."""
+        memory = self._memory
+        baseline.accept(value, n_tokens)
+        if baseline.level() is not None:
+            memory.points += len(baseline)
+            for z in baseline.outliers(self._spike.loss_z):
+                memory.spikes += 1
+                self._note_z(z)
+
+    def _note_z(self, z: float) -> None:
+        memory = self._memory
+        memory.standing_out += 1
+        memory.newest_z = [*memory.newest_z[1 - _KEPT_Z :], round(z, 2)]
+
+    def _is_usual(self, z: float) -> bool:
+        """Whether this run has had such points all along."""
+        memory, s = self._memory, self._spike
+        seen = memory.newest_z
+        if memory.standing_out < s.usual_spikes or memory.standing_out < s.usual_frac * memory.points:
+            return False
+        return z <= s.usual_factor * sorted(seen)[len(seen) // 2]
+
+    def _forget(self, step: int) -> None:
+        """A declared change has moved the loss for good: learn it anew."""
+        memory = self._memory
+        for spike in memory.open.values():
+            self.findings.amend(spike.finding, resolved_step=step)
+        memory.open, memory.baselines = {}, {}
+        memory.uneasy_since, memory.calm_in_row, memory.rested = None, 0, True
 
     def _feel(self, calm: bool, step: int) -> None:
         """Keep track of since when the run has not been calm."""
@@ -161,28 +214,40 @@ class LossSpike(Detector):
         grad_z = context.grad_z_before(record.step, steps=GRAD_LEAD_STEPS)
         return grad_z is not None and grad_z > self._spike.loss_z_with_grad
 
-    def _begin(self, batch: MicroBatchLine, value: float, *, z: float, level: Level, record: StepLine, context: RunContext) -> None:
-        memory = self._memory
-        loss, usual = math.exp(value), math.exp(level.median)
+    def _begin(self, judged: Judged, *, record: StepLine, context: RunContext) -> None:
+        memory, batch, level = self._memory, judged.batch, judged.level
+        loss, usual = math.exp(judged.value), math.exp(level.median)
         grad_z = context.recent[-1].grad_z
+        led = context.grad_z_before(record.step, steps=GRAD_LEAD_STEPS)
+        grad_stands_out = max(grad_z or 0.0, led or 0.0) > self._spike.grad_z
+        is_usual = not grad_stands_out and self._is_usual(judged.z)
+        memory.usual_spikes += is_usual
+        begun = context.save_begun_step
         finding = self._finding(
-            "warn",
-            f"loss {loss:.3g} at step {record.step}, {loss / usual:.1f}x the usual {usual:.3g} of bucket {batch.bucket}",
+            "info" if is_usual else "warn",
+            f"loss {loss:.3g} at step {record.step}, {loss / usual:.1f}x the usual {usual:.3g} of bucket {batch.bucket}"
+            + (", like other hard batches of this run" if is_usual else ""),
             steps=(record.step, record.step, record.step),
             bucket=batch.bucket,
             batch_ids=(batch.batch_id,),
             loss=loss,
             usual=usual,
-            z=round(z, 2),
+            z=round(judged.z, 2),
             n_tokens=batch.n_tokens,
+            usual_tokens=level.count,
             grad_z=None if grad_z is None else round(grad_z, 2),
+            grad_z_before=None if led is None else round(led, 2),
+            steps_since_save=None if begun is None else record.step - begun,
+            epoch=batch.epoch,
+            rows=list(batch.rows[:_MAX_ROWS]),
         )
         onset = record.step if memory.uneasy_since is None else memory.uneasy_since
         memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, 0, damage=False, batch_ids=[batch.batch_id])
-        context.last_loss_spike = record.step
+        if not is_usual:
+            context.last_loss_spike = record.step
 
-    def _follow(self, spike: OpenSpike, bucket: int, *, calm: bool, record: StepLine, context: RunContext) -> None:
-        memory, s = self._memory, self._spike
+    def _follow(self, spike: OpenSpike, judged: Judged, *, calm: bool, record: StepLine, context: RunContext) -> None:
+        memory, s, bucket = self._memory, self._spike, judged.batch.bucket
         if calm:
             self.findings.amend(spike.finding, resolved_step=record.step)
             del memory.open[bucket]
@@ -192,9 +257,15 @@ class LossSpike(Detector):
             return
         spike.points += 1
         self.findings.amend(spike.finding, last_step=record.step, batch_ids=tuple(spike.batch_ids))
-        if record.step - spike.step >= s.recover_steps and spike.points >= s.recover_points:
+        rise = judged.value - judged.level.median
+        if record.step - spike.step < s.recover_steps or spike.points < self._rise.alone_points or rise < self._least_rise:
+            return
+        if spike.damage or context.planned_near(spike.onset, steps=self._rise.planned_steps) is None:
             spike.damage = True
             self._unrecovered(bucket, record=record, context=context)
+        elif spike.points >= 3 * self._rise.alone_points:  # settled where the declared change has put it
+            self.findings.amend(spike.finding, resolved_step=record.step)
+            del memory.open[bucket], memory.baselines[bucket]
 
     def _unrecovered(self, bucket: int, *, record: StepLine, context: RunContext) -> None:
         """One finding for all buckets that do not come back: the damage is one."""
@@ -221,7 +292,7 @@ class LossSpike(Detector):
         """Count a separate spike, and raise the alarm if they come too thick."""
         memory, s = self._memory, self._spike
         memory.recent = [seen for seen in memory.recent if seen.step > record.step - s.cluster_steps]
-        memory.recent.append(Onset(record.step, self.checked))
+        memory.recent.append(Onset(record.step, memory.points))
         memory.spikes += 1
         memory.rested = False
         if len(memory.recent) < s.cluster_spikes:
@@ -235,7 +306,8 @@ class LossSpike(Detector):
         # The run's own rate before the cluster, two deviations up.
         rate = (usual + 2 * math.sqrt(usual) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
         points = max(len(memory.recent), s.cluster_steps * len(record.micro_batches))
-        chance = binomial_tail(len(memory.recent), points, rate)
+        windows = max(1.0, memory.points / points)
+        chance = windows * binomial_tail(len(memory.recent), points, min(rate, 1.0))
         if chance >= s.chance_p:
             memory.usual_clusters += 1
             return

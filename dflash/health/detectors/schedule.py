@@ -12,6 +12,8 @@ from dflash.config import HealthConfig, TrainConfig
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
+from dflash.records import LrOverlay
+from dflash.rollback import lr_factor
 
 
 class ScheduleMemory(Memory):
@@ -50,8 +52,8 @@ class Schedule(Detector):
             return
         self.checked += 1
         memory = self._memory
-        scheduled = scheduled_lr(self._train, record.step, total=total)
-        if self._agrees(record, scheduled, total=total):
+        scheduled = self._expected(record.step, total, context.overlay)
+        if self._agrees(record, scheduled, total=total, overlay=context.overlay):
             if memory.open_mismatch is not None:
                 self.findings.amend(memory.open_mismatch, resolved_step=record.step)
                 memory.open_mismatch = None
@@ -67,11 +69,14 @@ class Schedule(Detector):
             scheduled_lr=scheduled,
         )
 
-    def _agrees(self, record: StepLine, scheduled: float, *, total: int) -> bool:
+    def _expected(self, step: int, total: int, overlay: LrOverlay | None) -> float:
+        return scheduled_lr(self._train, step, total=total) * lr_factor(overlay, step=step)
+
+    def _agrees(self, record: StepLine, scheduled: float, *, total: int, overlay: LrOverlay | None) -> bool:
         slack = self._tolerance * self._train.lr
         if abs(record.lr - scheduled) <= slack:
             return True
-        beside = [scheduled_lr(self._train, step, total=total) for step in (record.step - 1, record.step + 1)]
+        beside = [self._expected(step, total, overlay) for step in (record.step - 1, record.step + 1)]
         return min(beside) - slack <= record.lr <= max(beside) + slack
 
 

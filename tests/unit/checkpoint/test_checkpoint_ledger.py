@@ -107,7 +107,7 @@ def test_a_torn_line_stays_one_line_and_is_skipped(tmp_path: Path) -> None:
 
 def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    path.write_text(to_json(entry(0, "writing")).replace('"schema_version":1', '"schema_version":7') + "\n")
+    path.write_text(to_json(entry(0, "writing")).replace('"schema_version":2', '"schema_version":7') + "\n")
     with pytest.raises(SchemaVersionError, match="7"):
         read_ledger(path)
 

@@ -108,7 +108,7 @@ def test_more_gpus_than_the_machine_has(work: Path, capsys: pytest.CaptureFixtur
 
 def test_a_parquet_file_of_another_schema_version(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "prepare", str(work / "config.yaml"), "--json"]) == 0
-    data_dir = Path(json.loads(capsys.readouterr().out)["dir"])
+    data_dir = Path(json.loads(capsys.readouterr().out)["location"])
     shard = next(data_dir.rglob("part-*.parquet"))
     table = pq.read_table(shard)
     pq.write_table(table.replace_schema_metadata({"dflash_schema_version": "99"}), shard)
@@ -116,12 +116,13 @@ def test_a_parquet_file_of_another_schema_version(work: Path, capsys: pytest.Cap
     for entry in manifest["shards"]:
         file = data_dir / entry["path"]
         entry.update(size_bytes=file.stat().st_size, sha256=sha256_file(file))  # as another version of the code would have
-    (data_dir / "manifest.json").write_text(json.dumps(manifest))
+    for file in (data_dir / "manifest.json", *data_dir.glob("manifests/*.json")):
+        file.write_text(json.dumps(manifest))
     message = refused(capsys, "train", work / "config.yaml")
     assert "schema version" in message
     assert "99" in message
     assert not list(work.rglob("train_log.jsonl"))
-    assert not list(work.rglob("plan.parquet"))
+    assert not list(work.rglob("epoch-*.npy"))
 
 
 def test_a_checkpoint_with_a_flipped_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,9 +96,9 @@ def toy_tokenizer(template: str, end: str = "<|im_end|>", *, trim_offsets: bool 
     )
 
 
-def renderer(template: str, *, supervise: str = "all", **flags: object) -> ChatRenderer:
+def renderer(template: str, *, supervise: str = "all", supervise_reasoning: bool = True, **flags: object) -> ChatRenderer:
     """A renderer over a toy tokenizer."""
-    return ChatRenderer(toy_tokenizer(template), supervise=supervise, template_flags=flags)
+    return ChatRenderer(toy_tokenizer(template), supervise=supervise, supervise_reasoning=supervise_reasoning, template_flags=flags)
 
 
 def talk(*contents: str, system: str | None = None) -> tuple[Message, ...]:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
-from chat_toys import CHATML, THINKING, ToyTarget, conversation, renderer, talk, toy_tokenizer
+from chat_toys import CHATML, ToyTarget, conversation, renderer, talk, toy_tokenizer
 
 from dflash.config import AnswerConfig
-from dflash.data.answers import AnsweredConversation, GenerateFn, answer_conversations
+from dflash.data.answers import (
+    AnsweredConversation,
+    AnswerSettings,
+    GenerateFn,
+    InProcessAnswerer,
+    answer_conversations,
+    count_answers,
+)
+from dflash.data.answers_engine import Failure, Question, Reply
 from dflash.errors import DataError
-from dflash.records import Conversation, QuarantinedRow
+from dflash.records import Conversation, Message, QuarantinedRow
 
 STOP = toy_tokenizer(CHATML).convert_tokens_to_ids("<|im_end|>")
 
 
-def settings_for(*, batch_size: int = 3, keep_unfinished: bool = False) -> AnswerConfig:
-    return AnswerConfig(max_new_tokens=24, batch_size=batch_size, keep_unfinished=keep_unfinished)
+def settings_for(*, batch_size: int = 3, keep_unfinished: bool = False, temperature: float = 0.0) -> AnswerConfig:
+    return AnswerConfig(max_new_tokens=24, batch_size=batch_size, keep_unfinished=keep_unfinished, temperature=temperature)
 
 
 def answered(
@@ -30,14 +40,12 @@ def answered(
     template: str = CHATML,
     ticks: list[tuple[str, int, int]] | None = None,
 ) -> list[AnsweredConversation | QuarantinedRow]:
+    answers = answers or settings_for()
     return list(
         answer_conversations(
-            conversations,
-            renderer=renderer(template),
-            generate=generate,
-            answers=answers or settings_for(),
-            stop_ids=[STOP],
-            max_length_tokens=max_length_tokens,
+            iter(conversations),
+            answerer=InProcessAnswerer(generate, batch_size=answers.batch_size, stop_ids=[STOP]),
+            settings=AnswerSettings(renderer(template), answers, max_length_tokens, count_answers(conversations)),
             journal=journal,
             progress=lambda *tick: ticks.append(tick) if ticks is not None else None,
         )
@@ -105,14 +113,45 @@ def test_batches_are_full_and_hold_prompts_of_similar_length(tmp_path: Path) -> 
     assert flat == sorted(flat)
 
 
-def test_every_prompt_has_a_key_of_its_own_that_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+def test_every_sampled_prompt_has_a_key_of_its_own_that_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     keys = []
     for size in (1, 5):
         target = toy()
-        answered(many(9), tmp_path / f"j{size}", target, answers=settings_for(batch_size=size))
-        assert len(set(target.keys)) == len(target.keys)
+        answered(many(9), tmp_path / f"j{size}", target, answers=settings_for(batch_size=size, temperature=0.5))
+        assert len(set(target.keys)) == len(target.keys) == count_answers(many(9))
         keys.append(sorted(target.keys))
     assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 64])
+def test_answers_do_not_depend_on_the_batch_size_and_equal_prompts_are_asked_once(tmp_path: Path, batch_size: int) -> None:
+    target = toy()
+    got = answered(many(30), tmp_path / "j", target, answers=settings_for(batch_size=batch_size))
+    assert got == answered(many(30), tmp_path / "one", toy())
+    assert len(set(target.asked)) == len(target.asked)
+    assert len(target.asked) < count_answers(many(30)), "the corpus repeats itself"
+
+
+def test_conversations_are_read_only_a_bounded_way_ahead(tmp_path: Path) -> None:
+    read = 0
+
+    def source() -> Iterator[Conversation]:
+        nonlocal read
+        for item in many(200):
+            read += 1
+            yield item
+
+    answers = settings_for(batch_size=2)
+    engine = InProcessAnswerer(toy(), batch_size=2, stop_ids=[STOP])
+    settings = AnswerSettings(renderer(CHATML), answers, 400, None)
+    ticks: list[tuple[str, int, int]] = []
+    rows = answer_conversations(
+        source(), answerer=engine, settings=settings, journal=tmp_path / "j", progress=lambda *tick: ticks.append(tick)
+    )
+    for left, _ in enumerate(rows, start=1):
+        assert read <= left + engine.window
+    assert read == 200
+    assert ticks[-1][1] == ticks[-1][2] == count_answers(many(200)), "without a count, what was begun is the total"
 
 
 def test_progress_counts_turns_up_to_all_of_them(tmp_path: Path) -> None:
@@ -156,17 +195,48 @@ class TestUnusableAnswers:
         assert isinstance(good, AnsweredConversation)
         assert len(target.asked) == 1
 
-    def test_a_template_that_contradicts_itself_stops_before_the_second_batch(self, tmp_path: Path) -> None:
-        target = toy()
+    def test_a_prompt_that_the_engine_could_not_answer_is_set_aside_with_its_reason(self, tmp_path: Path) -> None:
+        class Refusing:
+            """Answers all but one question."""
 
-        def reasoning(prompts: list[list[int]], keys: list[str]) -> list[list[int]]:
-            target(prompts, keys)
-            return [toy_tokenizer(THINKING)("<think>hm</think>\n\nyes<|im_end|>")["input_ids"] for _ in prompts]
+            window = 5
 
-        source = [conversation(f"c{i}", "2 words", "x", "3 words", "x") for i in range(3)]
-        with pytest.raises(DataError, match="contradicts itself"):
-            answered(source, tmp_path / "j", reasoning, template=THINKING)
-        assert len(target.batches) == 2
+            def session(self) -> Any:
+                return nullcontext(self)
+
+            def __init__(self) -> None:
+                self.questions: list[Question] = []
+                self.engine = InProcessAnswerer(toy(), batch_size=1, stop_ids=[STOP])
+
+            def submit(self, question: Question) -> None:
+                self.questions.append(question)
+
+            def collect(self) -> list[Reply]:
+                question = self.questions.pop()
+                if question.key == "b/1":
+                    return [Reply(question, Failure("HTTP 500: it broke"))]
+                with self.engine.session() as session:
+                    session.submit(question)
+                    return session.collect()
+
+        source = [conversation(name, "2 words", "x", f"{n} words", "x", "hi", "x") for name, n in (("a", 1), ("b", 2), ("c", 3))]
+        first, bad, last = answer_conversations(
+            source,
+            answerer=Refusing(),
+            settings=AnswerSettings(renderer(CHATML), settings_for(), 400, None),
+            journal=tmp_path / "j",
+            progress=lambda *_: None,
+        )
+        assert bad == QuarantinedRow("toy:b", "unanswered: answer 1: HTTP 500: it broke")
+        assert contents(first)[3] == "yes"
+        assert contents(last)[3] == "yes yes yes"
+
+    def test_a_conversation_without_a_question_is_set_aside(self, tmp_path: Path) -> None:
+        greeting = Conversation("c", (Message("assistant", "Hello!"),), "toy:c", "toy")
+        text = Conversation("t", (), "toy:t", "toy", text="plain")
+        for bad in answered([greeting, text], tmp_path / "j", toy()):
+            assert isinstance(bad, QuarantinedRow)
+            assert bad.reason == "no_answer: there is no user turn that the target could answer"
 
 
 def test_an_answer_that_the_rendering_changes_is_reported_as_inexact(tmp_path: Path) -> None:
@@ -196,16 +266,27 @@ def dying(target: ToyTarget, *, after_batches: int) -> GenerateFn:
 
 
 class TestResume:
-    @pytest.mark.parametrize("after_batches", [0, 1, 4, 9])
+    @pytest.mark.parametrize("after_batches", [0, 1, 3])
     def test_what_was_journalled_is_not_asked_again(self, tmp_path: Path, after_batches: int) -> None:
         source, journal = many(20), tmp_path / "journal.jsonl"
-        whole = answered(source, tmp_path / "other", toy())
-        before = toy()
+        undisturbed, before = toy(), toy()
+        whole = answered(source, tmp_path / "other", undisturbed)
         with pytest.raises(KilledError):
             answered(source, journal, dying(before, after_batches=after_batches))
         after = toy()
         assert answered(source, journal, after) == whole
-        assert sorted(before.keys + after.keys) == sorted(f"c{i}/{turn}" for i in range(20) for turn in range(1 + i % 3))
+        assert sorted(before.asked + after.asked) == sorted(undisturbed.asked)
+
+    def test_closing_it_in_the_middle_frees_the_journal(self, tmp_path: Path) -> None:
+        settings = AnswerSettings(renderer(CHATML), settings_for(), 400, None)
+        engine = InProcessAnswerer(toy(), batch_size=3, stop_ids=[STOP])
+        for count in (1, 5):  # each takes up where the one before was closed
+            with closing(
+                answer_conversations(many(20), answerer=engine, settings=settings, journal=tmp_path / "j", progress=lambda *_: None)
+            ) as rows:
+                for _ in range(count):
+                    next(rows)
+        assert answered(many(20), tmp_path / "j", toy()) == answered(many(20), tmp_path / "other", toy())
 
     def test_a_finished_journal_needs_no_target(self, tmp_path: Path) -> None:
         source, journal = many(20), tmp_path / "j"
@@ -240,7 +321,7 @@ class TestResume:
         with pytest.raises(DataError, match="damaged") as caught:
             answered(many(6), journal, toy())
         assert f"{journal}:3" in str(caught.value)
-        assert f"delete {journal}" in str(caught.value)
+        assert "its answer alone is generated again" in str(caught.value)
 
     @pytest.mark.parametrize("change", ["question", "system", "limit"])
     def test_an_answer_is_never_reused_for_another_prompt(self, tmp_path: Path, change: str) -> None:

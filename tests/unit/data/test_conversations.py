@@ -1,7 +1,8 @@
-"""Reading JSONL conversations: every line becomes one conversation or one named bad row."""
+"""Reading conversations: every row becomes one conversation or one named bad row."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,11 @@ def read(*files: str, limit: int | None = None, system_prompt: str | None = None
     ids="+".join,
 )
 def test_the_usual_shapes_mean_the_same(row: dict[str, Any]) -> None:
-    assert parse_row(json.dumps(row), origin="x:1", default_id="d").messages == (USER, ANSWER)
+    assert parse_row(json.dumps(row).encode(), origin="x:1", default_id="d").messages == (USER, ANSWER)
 
 
 def test_a_prompt_alone_waits_for_its_answer() -> None:
-    assert parse_row('{"prompt": "hi"}', origin="x:1", default_id="d").messages == (USER,)
+    assert parse_row(b'{"prompt": "hi"}', origin="x:1", default_id="d").messages == (USER,)
 
 
 def test_identity_and_label(tmp_path: Path) -> None:
@@ -88,13 +89,13 @@ BAD_ROWS = {
     "half a line": ('{"prompt": "h', "not_json", "Unterminated"),
     "nested too deeply": (MANY_BRACKETS, "not_json", "recursion"),
     "a list": ("[1]", "wrong_type", "list, not an object"),
-    "none of the keys": ('{"text": "hi"}', "wrong_type", "['text']"),
+    "none of the keys": ('{"words": "hi"}', "wrong_type", "['words']"),
     "messages no list": ('{"messages": "hi"}', "wrong_type", "messages is str"),
     "turn no object": ('{"messages": ["hi"]}', "wrong_type", "messages[0] is str"),
-    "unknown role": ('{"messages": [{"role": "tool", "content": "x"}]}', "wrong_type", "'tool'"),
+    "unknown role": ('{"messages": [{"role": "narrator", "content": "x"}]}', "wrong_type", "'narrator'"),
     "role missing": ('{"messages": [{"content": "x"}]}', "wrong_type", "messages[0].role is None"),
     "content no text": ('{"messages": [{"role": "user", "content": 7}]}', "wrong_type", "messages[0].content is int"),
-    "prompt no text": ('{"prompt": ["hi"]}', "wrong_type", "prompt is list"),
+    "prompt no text": ('{"prompt": 7}', "wrong_type", "prompt is int"),
     "half a surrogate pair": ('{"prompt": "\\ud83d"}', "wrong_type", "surrogate"),
     "id no text": ('{"prompt": "hi", "id": [1]}', "wrong_type", "id is [1]"),
     "id empty": ('{"prompt": "hi", "id": ""}', "wrong_type", "id is ''"),
@@ -121,7 +122,7 @@ def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, line: str, c
     assert bad.reason.startswith(f"{code}: ")
     assert detail in bad.reason
     with pytest.raises(BadRowError, match=code) as caught:
-        parse_row(line, origin="some.jsonl:2", default_id="d")
+        parse_row(line.encode(), origin="some.jsonl:2", default_id="d")
     assert str(caught.value).startswith("some.jsonl:2")
 
 
@@ -138,7 +139,7 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path) -> None:
 
 
 def test_an_empty_answer_is_read_because_it_may_be_written_anew() -> None:
-    assert parse_row('{"prompt": "hi", "completion": ""}', origin="x:1", default_id="d").messages[1].content == ""
+    assert parse_row(b'{"prompt": "hi", "completion": ""}', origin="x:1", default_id="d").messages[1].content == ""
 
 
 def test_the_limit_counts_conversations_not_bad_rows(tmp_path: Path) -> None:
@@ -180,11 +181,187 @@ def test_the_configured_source_is_read(tmp_path: Path) -> None:
     assert list(configured_conversations(synthetic)) == list(expected)
 
 
+def parsed(row: Any) -> Conversation:
+    return parse_row(json.dumps(row).encode(), origin="x:1", default_id="d")
+
+
+def turns(*roles: str, key: str = "role", text: str = "content") -> list[dict[str, Any]]:
+    return [{key: role, text: f"{role} {place}"} for place, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (("developer", "human", "model", "human", "bot"), ("system", "user", "assistant", "user", "assistant")),
+        (("system", "user", "gpt", "observation", "gpt"), ("system", "user", "assistant", "tool", "assistant")),
+        (
+            ("user", "assistant", "tool", "function", "assistant", "user"),
+            ("user", "assistant", "tool", "tool", "assistant", "user"),
+        ),
+    ],
+)
+def test_roles_have_synonyms(names: tuple[str, ...], roles: tuple[str, ...]) -> None:
+    assert tuple(message.role for message in parsed({"messages": turns(*names)}).messages) == roles
+    other_keys = {"conversations": turns(*names, key="from", text="value")}
+    assert parsed(other_keys).messages == parsed({"messages": turns(*names)}).messages
+    mixed = {"conversations": turns(*names)}
+    assert parsed(mixed).messages == parsed(other_keys).messages
+
+
+@pytest.mark.parametrize(
+    ("roles", "detail"),
+    [
+        (("user", "assistant", "assistant"), "turn 2 is of the role assistant, expected user or tool"),
+        (("user", "tool"), "turn 1 is of the role tool, expected assistant"),
+        (("user", "assistant", "tool", "user"), "turn 3 is of the role user, expected assistant or tool"),
+        (("user", "assistant", "system", "user"), "turn 2 is of the role system"),
+        (("system", "developer", "user"), "turn 0 is of the role system, expected user"),
+        (("tool", "user"), "turn 0 is of the role tool, expected user"),
+    ],
+)
+def test_turns_out_of_order_are_refused(roles: tuple[str, ...], detail: str) -> None:
+    with pytest.raises(BadRowError, match=detail) as caught:
+        parsed({"messages": turns(*roles)})
+    assert caught.value.row.reason.startswith("turn_order: ")
+
+
+def test_parts_of_text_are_joined_and_other_parts_refused() -> None:
+    parts = [{"type": "text", "text": "one"}, "two", {"type": "input_text", "text": "three"}]
+    assert parsed({"messages": [{"role": "user", "content": parts}]}).messages[0].content == "one\ntwo\nthree"
+    image = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(BadRowError, match=r"messages\[0\]\.content\[1\] is a part of the type 'image_url'"):
+        parsed({"messages": [{"role": "user", "content": image}]})
+    with pytest.raises(BadRowError, match=r"content\[0\] is int"):
+        parsed({"messages": [{"role": "user", "content": [7]}]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "content", "reasoning"),
+    [
+        ({"content": "two", "reasoning_content": "so"}, "two", "so"),
+        ({"content": "two", "reasoning": "so"}, "two", "so"),
+        ({"content": "two", "thinking": "so", "reasoning": None}, "two", "so"),
+        ({"content": "two", "reasoning": ""}, "two", None),
+        ({"content": [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "two"}]}, "two", "so"),
+        ({"content": "<think>so</think>two"}, "<think>so</think>two", None),
+        ({"content": "<think>so</think>two", "reasoning": "again"}, "<think>so</think>two", None),
+        ({"content": None, "reasoning": "so"}, "", "so"),
+        ({"content": None}, "", None),
+    ],
+)
+def test_reasoning_is_kept_apart_or_where_it_stands(answer: dict[str, Any], content: str, reasoning: str | None) -> None:
+    message = parsed({"messages": [{"role": "user", "content": "2?"}, {"role": "assistant", **answer}]}).messages[1]
+    assert (message.content, message.reasoning) == (content, reasoning)
+
+
+def test_reasoning_must_be_text() -> None:
+    with pytest.raises(BadRowError, match=r"messages\[1\]\.reasoning is list"):
+        parsed({"messages": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2", "reasoning": ["so"]}]})
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"day": 2}}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": '{"day": 2}'}}]},
+        {"role": "assistant", "content": "", "tool_calls": '[{"name": "weather", "arguments": {"day": 2}}]'},
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": '{"day": 2}'}},
+        {"from": "function_call", "value": '{"name": "weather", "arguments": {"day": 2}}'},
+    ],
+)
+def test_tool_calls_come_in_many_ways_and_mean_the_same(answer: dict[str, Any]) -> None:
+    row = {"messages": [{"role": "user", "content": "fine?"}, answer, {"role": "tool", "content": "7", "name": "weather"}]}
+    messages = parsed(row).messages
+    assert messages[1] == Message("assistant", "", tool_calls=(CALL,))
+    assert messages[2] == Message("tool", "7", name="weather")
+
+
+def test_a_call_with_plain_text_or_an_id_keeps_it() -> None:
+    calls = [{"id": "c1", "function": {"name": "say", "arguments": "hello"}}, {"name": "stop"}]
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": calls}]}
+    assert parsed(row).messages[1].tool_calls == (
+        {"id": "c1", "type": "function", "function": {"name": "say", "arguments": "hello"}},
+        {"type": "function", "function": {"name": "stop", "arguments": {}}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("tools", "detail"),
+    [
+        (7, "tools is int, not a list"),
+        ([7], r"tools\[0\] is int"),
+        ([{}], r"tools\[0\] has no name"),
+        ("{oops", "tools is no JSON"),
+    ],
+)
+def test_tools_that_are_none_are_refused(tools: Any, detail: str) -> None:
+    with pytest.raises(BadRowError, match=detail):
+        parsed({"prompt": "hi", "tools": tools})
+
+
+@pytest.mark.parametrize("tools", [[{"name": "a"}], '[{"type": "function", "function": {"name": "a"}}]', {"name": "a"}])
+def test_tools_come_in_many_ways_and_mean_the_same(tools: Any) -> None:
+    expected = ({"type": "function", "function": {"name": "a"}},)
+    assert parsed({"prompt": "hi", "tools": tools}).tools == expected
+    assert parsed({"prompt": "hi", "functions": tools}).tools == expected
+
+
+def test_a_prompt_may_be_turns_and_a_system_text_may_stand_beside_them() -> None:
+    row = {
+        "system": "be kind",
+        "prompt": turns("user", "assistant", "user"),
+        "completion": [{"role": "assistant", "content": "so"}],
+    }
+    assert [message.role for message in parsed(row).messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert parsed({"prompt": "hi", "response": "ho"}).messages[1].content == "ho"
+    own = parsed({"system": "other", "messages": turns("system", "user")}).messages
+    assert [message.content for message in own] == ["system 0", "user 1"]
+
+
+def test_plain_text_has_no_turns_and_takes_no_system_prompt(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl", {"text": "once upon a time", "source": "books"}, {"text": " "}, {"text": 7})
+    text, empty, number = read(file, system_prompt="be kind")
+    assert isinstance(text, Conversation)
+    assert (text.text, text.messages, text.kind) == ("once upon a time", (), "books")
+    assert isinstance(empty, QuarantinedRow)
+    assert empty.reason == "empty: text holds nothing"
+    assert isinstance(number, QuarantinedRow)
+
+
+def test_a_value_that_json_lacks_but_python_writes_spoils_nothing() -> None:
+    assert parse_row(b'{"prompt": "hi", "score": NaN}', origin="x:1", default_id="d").messages == (USER,)
+
+
+def test_patterns_name_many_files(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c.txt"):
+        written(tmp_path / name, {"prompt": name})
+    rows = read(str(tmp_path / "*.jsonl"))
+    assert [row.id for row in rows if isinstance(row, Conversation)] == ["a.jsonl:1", "b.jsonl:1"]
+    with pytest.raises(StorageError, match="no file matches"):
+        read(str(tmp_path / "*.parquet"))
+
+
+def test_an_id_is_unique_over_files_and_against_ids_that_were_made_up(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", {"prompt": "hi", "id": "b.jsonl:2"})
+    two = written(tmp_path / "b.jsonl", {"prompt": "hi", "id": "x"}, {"prompt": "ho"})
+    bad = read(one, two)[2]
+    assert isinstance(bad, QuarantinedRow)
+    assert bad.reason == f"duplicate_id: id 'b.jsonl:2' was used before at {one}:1"
+    assert bad.origin == f"{two}:2"
+
+
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "hi", "user", "assistant", "system"]),
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "hi", "user", "assistant", "system", "tool"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "messages", "prompt", "id"]), inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "from", "value", "messages", "prompt", "id", "text", "tools", "tool_calls"]),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=10,
 )
@@ -194,9 +371,14 @@ JSON = st.recursive(
 @given(value=JSON, prefix=st.sampled_from(["", "{", "\x00"]))
 def test_any_line_gives_a_well_formed_conversation_or_a_bad_row(value: Any, prefix: str) -> None:
     try:
-        row = parse_row(prefix + json.dumps(value), origin="x:1", default_id="d")
+        row = parse_row((prefix + json.dumps(value)).encode(), origin="x:1", default_id="d")
     except BadRowError:
         return
-    turns = row.messages[1:] if row.messages[0].role == "system" else row.messages
-    assert [m.role for m in turns] == ["user", "assistant"] * (len(turns) // 2) + ["user"] * (len(turns) % 2)
-    assert all(m.content.strip() for m in turns[::2])
+    if row.text is not None:
+        assert row.messages == ()
+        return
+    said = row.messages[1:] if row.messages[0].role == "system" else row.messages
+    assert said[0].role == "user"
+    allowed = {("user", "assistant"), ("assistant", "user"), ("assistant", "tool"), ("tool", "tool"), ("tool", "assistant")}
+    assert all((one.role, other.role) in allowed for one, other in itertools.pairwise(said))
+    assert all(m.content.strip() for m in said if m.role == "user")

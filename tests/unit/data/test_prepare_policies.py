@@ -6,11 +6,10 @@ import json
 
 import pytest
 from chat_toys import MASK_ID
-from workshop import GOOD, TOKENIZER, VOCAB_SIZE, Workshop
+from workshop import GOOD, TOKENIZER, VOCAB_SIZE, Workshop, rows, samples_of
 
 from dflash.data.prepare import prepare_data
 from dflash.data.quarantine import BadRowError
-from dflash.data.reader import SampleStore
 from dflash.errors import DataError, StorageError, TargetError
 
 
@@ -19,25 +18,57 @@ class TestPolicies:
         corpus = workshop.corpus(GOOD[0], "{oops", GOOD[1])
         with pytest.raises(BadRowError, match=r"a\.jsonl:2: not_json"):
             workshop.prepare(workshop.config(corpus))
-        assert workshop.left_behind() == set()
+        assert workshop.manifests() == []
 
     def test_bad_rows_are_set_aside_on_request_with_origin_and_reason(self, workshop: Workshop) -> None:
         corpus = workshop.corpus(GOOD[0], "{oops", {"messages": []}, {"prompt": "x", "completion": ""}, {"prompt": "y"}, GOOD[1])
         data = workshop.prepare(workshop.config(corpus, bad_rows="quarantine", max_bad_frac=0.7))
         assert data.manifest.samples == 2
-        assert data.manifest.quarantined == {"empty": 1, "no_answer": 1, "no_supervised_pair": 1, "not_json": 1}
-        lines = [json.loads(line) for line in (data.dir / "quarantine.jsonl").read_text().splitlines()]
-        assert [line["origin"] for line in lines] == [f"{corpus}:{number}" for number in (2, 3, 4, 5)]
+        assert data.manifest.quarantined == {"empty": 1, "no_answer": 2, "not_json": 1}
+        (file,) = data.manifest.quarantine_files
+        lines = [json.loads(line) for line in data.store.read(file.path).decode().splitlines()]
+        assert (file.rows, data.manifest.rows) == (4, 6)
+        assert [line["origin"] for line in lines] == [f"a.jsonl:{number}" for number in (2, 3, 4, 5)]
         assert all(": " in line["reason"] for line in lines)
 
     def test_too_many_bad_rows_stop_the_build_and_stay_listed(self, workshop: Workshop) -> None:
         corpus = workshop.corpus(*GOOD, "{oops", "[1]")
         with pytest.raises(DataError, match=r"2 of 6 rows cannot be used \(not_json 1, wrong_type 1\)") as caught:
             workshop.prepare(workshop.config(corpus, bad_rows="quarantine", max_bad_frac=0.3))
-        assert f"{corpus}:5" in str(caught.value)
-        [report] = workshop.left_behind()
-        assert report.endswith(".quarantine.jsonl")
-        assert len((workshop.data_root / report).read_text().splitlines()) == 2
+        assert "a.jsonl:5: not_json" in str(caught.value)
+        assert workshop.manifests() == []
+        [report] = workshop.data_root.glob("*/units/*.quarantine-*.jsonl")
+        assert str(report) in str(caught.value)
+        assert len(report.read_text().splitlines()) == 2
+        milder = workshop.config(corpus, bad_rows="quarantine", max_bad_frac=0.4)
+        assert workshop.prepare(milder).manifest.samples == 4
+
+    def test_the_share_is_that_of_the_whole_build_not_of_one_file(self, workshop: Workshop) -> None:
+        files = [workshop.corpus(*rows(*"abcdefghi")), workshop.corpus("{oops", name="b.jsonl")]
+        data = workshop.prepare(workshop.config(*files, bad_rows="quarantine", max_bad_frac=0.1))
+        assert [source.samples for source in data.manifest.sources] == [9, 0]
+        with pytest.raises(DataError, match=r"1 of 10 rows cannot be used \(not_json 1\)"):
+            workshop.prepare(workshop.config(*files, bad_rows="quarantine", max_bad_frac=0.09))
+
+    def test_a_unit_built_under_a_milder_policy_is_judged_again(self, workshop: Workshop) -> None:
+        corpus = workshop.corpus(*GOOD, "{oops")
+        workshop.prepare(workshop.config(corpus, bad_rows="quarantine", max_bad_frac=0.5))
+        for manifest in workshop.manifests():
+            manifest.unlink()
+        with pytest.raises(BadRowError, match=r"a\.jsonl:5: not_json"):
+            workshop.prepare(workshop.config(corpus))
+
+    def test_a_repeated_id_is_a_bad_row_even_far_behind_the_first(self, workshop: Workshop) -> None:
+        many = rows(*(f"prompt {number}" for number in range(150)))
+        twice = [many[3], {"prompt": "new", "completion": "an answer", "id": "r77"}]
+        for settings in ({}, {"workers": 2}, {"num_conversations": 150}, {"regenerate": True}):
+            config = workshop.config(workshop.corpus(*many, *twice), bad_rows="quarantine", max_length_tokens=80, **settings)
+            manifest = workshop.prepare(config).manifest
+            if "num_conversations" in settings:
+                assert (manifest.samples, manifest.quarantined) == (150, {})
+                continue
+            assert (manifest.samples, manifest.quarantined) == (150, {"duplicate_id": 2}), settings
+            assert manifest.prompt_files[0].rows == 150, "the second row's prompt is not trained on"
 
     def test_they_stop_it_before_the_target_is_asked(self, workshop: Workshop) -> None:
         corpus = workshop.corpus({"prompt": "2 words"}, "{oops")
@@ -73,19 +104,24 @@ class TestPolicies:
         assert data.manifest.answer_sampling["rendered_exactly_frac"] == 0.0
         assert "only 0 of 1 answered conversations are rendered as the very tokens" in caplog.text
 
-    @pytest.mark.parametrize("policy", ["error", "quarantine", "truncate"])
+    @pytest.mark.parametrize("policy", ["error", "drop", "truncate", "split"])
     def test_over_long_samples(self, workshop: Workshop, policy: str) -> None:
         long = {"prompt": "hi", "completion": "and the weather " * 40, "id": "long"}
         config = workshop.config(workshop.corpus(GOOD[0], long), over_long=policy, max_bad_frac=0.5)
         if policy == "error":
-            with pytest.raises(BadRowError, match=r"over_long: sample 'long' has \d+ tokens, the limit is 80"):
+            with pytest.raises(BadRowError, match=r"a\.jsonl:2: over_long: the sample has \d+ tokens, the limit is 80"):
                 workshop.prepare(config)
-            assert workshop.left_behind() == set()
+            assert workshop.manifests() == []
             return
         data = workshop.prepare(config)
-        with SampleStore(data.dir) as store:
-            assert store.lengths.max() == (80 if policy == "truncate" else store.lengths.min())
-        assert data.manifest.quarantined == ({} if policy == "truncate" else {"over_long": 1})
+        lengths = [len(sample.input_ids) for sample in samples_of(data, config)]
+        if policy == "drop":
+            assert (len(lengths), data.manifest.quarantined) == (1, {"over_long": 1})
+            return
+        assert data.manifest.quarantined == {}
+        assert max(lengths) == 80
+        assert len(lengths) == 2 if policy == "truncate" else len(lengths) > 2
+        assert data.manifest.sources[0].samples == len(lengths)
 
     def test_a_truncated_sample_without_an_answer_left_is_a_bad_row(self, workshop: Workshop) -> None:
         long = {"prompt": "the weather " * 60, "completion": "fine"}
@@ -103,7 +139,7 @@ class TestProofs:
         assert "'culprit'" in message
         assert f"'<|mask|>' (id {MASK_ID})" in message
         assert "a.jsonl:2" in message
-        assert workshop.left_behind() == set()
+        assert workshop.manifests() == []
 
     def test_even_where_truncation_would_hide_it(self, workshop: Workshop) -> None:
         corpus = workshop.corpus({"prompt": "hi", "completion": "and the weather " * 40 + "<|mask|>"})
@@ -114,7 +150,7 @@ class TestProofs:
         config = workshop.config(workshop.corpus(*GOOD))
         with pytest.raises(DataError, match=r"token id \d+, the target's embedding has 40 rows"):
             prepare_data(
-                config, tokenizer=TOKENIZER, vocab_size=40, target_fingerprint="t", generate=None, progress=lambda *_: None
+                config, tokenizer=TOKENIZER, vocab_size=40, target_fingerprint="t", answerer=None, progress=lambda *_: None
             )
 
     def test_an_unusable_mask_token_stops_everything_first(self, workshop: Workshop) -> None:
@@ -131,6 +167,6 @@ class TestProofs:
         config = workshop.config(workshop.corpus(*GOOD), regenerate=True)
         with pytest.raises(DataError, match="no target to write the answers"):
             prepare_data(
-                config, tokenizer=TOKENIZER, vocab_size=VOCAB_SIZE, target_fingerprint="t", generate=None, progress=lambda *_: None
+                config, tokenizer=TOKENIZER, vocab_size=VOCAB_SIZE, target_fingerprint="t", answerer=None, progress=lambda *_: None
             )
-        assert workshop.left_behind() == set()
+        assert workshop.manifests() == []

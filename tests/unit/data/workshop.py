@@ -9,11 +9,14 @@ from typing import Any
 from chat_toys import CHATML, ToyTarget, toy_tokenizer
 
 from dflash.config import Config
-from dflash.data.answers import GenerateFn
+from dflash.data.answers import GenerateFn, InProcessAnswerer
 from dflash.data.prepare import PreparedData, prepare_data
+from dflash.data.reader import Sample, SampleStore
+from dflash.data.sources import Progress
 
 TOKENIZER = toy_tokenizer(CHATML)
 VOCAB_SIZE = len(TOKENIZER)
+STOP_IDS = (TOKENIZER.eos_token_id,)
 
 
 class Workshop:
@@ -43,18 +46,31 @@ class Workshop:
         }
         return Config.model_validate(tree)
 
-    def prepare(self, config: Config, *, generate: GenerateFn | None = None, target: str = "t1") -> PreparedData:
+    def prepare(
+        self, config: Config, *, generate: GenerateFn | None = None, target: str = "t1", progress: Progress = lambda *_: None
+    ) -> PreparedData:
         return prepare_data(
             config,
             tokenizer=TOKENIZER,
             vocab_size=VOCAB_SIZE,
             target_fingerprint=target,
-            generate=generate or self.target,
-            progress=lambda *_: None,
+            answerer=InProcessAnswerer(generate or self.target, batch_size=config.data.answers.batch_size, stop_ids=STOP_IDS),
+            progress=progress,
         )
 
     def left_behind(self) -> set[str]:
+        """Names in the folder of data sets."""
         return {path.name for path in self.data_root.iterdir()} - {".lock", "answers"} if self.data_root.exists() else set()
+
+    def manifests(self) -> list[Path]:
+        """Every committed version of every data set."""
+        return sorted(self.data_root.glob("*/manifest*/*.json")) + sorted(self.data_root.glob("*/manifest.json"))
+
+
+def samples_of(data: PreparedData, config: Config) -> list[Sample]:
+    """All samples of a data set, by row."""
+    with SampleStore(data.location, fingerprint=data.fingerprint, reader=config.data.reader) as store:
+        return store.read(range(store.rows))
 
 
 def rows(*prompts: str) -> list[dict[str, str]]:

@@ -10,8 +10,12 @@ from torch import Tensor
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -25,10 +29,15 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from dflash.config import DrafterConfig
+from dflash.evaluate.proposal import Committed
+from dflash.evaluate.proposers import DrafterProposer, OracleProposer
 from dflash.model.drafter import Drafter
+from dflash.model.sampling import GREEDY, Sampling
 from dflash.model.target import Target
 from dflash.model.target_info import TargetInfo
 
@@ -76,11 +85,35 @@ BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
     ),
+    "gemma2_capped": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SHAPE, head_dim=8, sliding_window=7, final_logit_softcapping=8.0, query_pre_attn_scalar=8)
+    ),
+    "gpt_oss": lambda: GptOssForCausalLM(
+        GptOssConfig(
+            **SHAPE,
+            head_dim=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        )
+    ),
     "lfm2_conv": lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "conv", "full_attention", "conv"])),
     "qwen3_5_hybrid": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **HYBRID)),
+    "qwen3_next_hybrid": lambda: Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **SHAPE,
+            **HYBRID,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=24,
+        )
+    ),
     "falcon_h1_hybrid": lambda: FalconH1ForCausalLM(FalconH1Config(**SHAPE, **STATE_SPACE)),
 }
-RECURRENT = ("qwen3_5_hybrid", "falcon_h1_hybrid")
+RECURRENT = ("qwen3_5_hybrid", "qwen3_next_hybrid", "falcon_h1_hybrid")
 
 
 def make_target(family: str, *, seed: int = 0) -> Target:
@@ -89,7 +122,7 @@ def make_target(family: str, *, seed: int = 0) -> Target:
     model = BUILDERS[family]()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2 and "conv" not in name:
+            if parameter.ndim >= 2 and not name.endswith(("conv.conv.weight", "conv1d.weight")):
                 parameter.mul_(10.0)
     info = TargetInfo(
         location=family,
@@ -116,27 +149,23 @@ def make_drafter(*, seed: int = 1, block_size: int = 6) -> Drafter:
     return drafter.eval()
 
 
-class ScriptedProposer:
-    """Proposes the known answer, spoiled at random places: every number of accepted drafts occurs."""
+def scripted(
+    target: Target, prompt: Sequence[int], answer: Sequence[int], *, max_drafts: int, right_frac: float, seed: int
+) -> OracleProposer:
+    """Proposes one prompt's known answer, spoiled at random places: every number of accepted drafts occurs."""
+    return OracleProposer(target, {"": answer}, {"": len(prompt)}, max_drafts=max_drafts, right_frac=right_frac, seed=seed)
 
-    needs_features = False
 
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int], *, max_drafts: int, right_frac: float, seed: int) -> None:
-        self._known = [*prompt, *answer]
-        self._right_frac = right_frac
-        self._seed = seed
-        self.max_drafts = max_drafts
-        self.begin()
+def drafting(target: Target, drafter: Drafter, *, block_size: int, drawing: Sampling = GREEDY) -> DrafterProposer:
+    """A drafter's proposer with the toys' mask token."""
+    return DrafterProposer(target, drafter, block_size=block_size, mask_token_id=MASK_ID, drawing=drawing)
 
-    def begin(self) -> None:
-        self._generator = torch.Generator().manual_seed(self._seed)
 
-    def propose(self, tokens: Sequence[int], new_features: Tensor | None) -> Tensor:
-        drafts = self._known[len(tokens) : len(tokens) + self.max_drafts]
-        drafts += [0] * (self.max_drafts - len(drafts))
-        right = torch.rand(self.max_drafts, generator=self._generator) < self._right_frac
-        guesses = torch.tensor(drafts)
-        return torch.where(right, guesses, (guesses + 1) % VOCAB)
+def committed(texts: Sequence[Sequence[int]], features: Tensor | None = None, kept: Sequence[int] = ()) -> Committed:
+    """What a proposer sees of these texts; all features are kept if `kept` is not given."""
+    anchors = torch.tensor([text[-1:] for text in texts])
+    whole = [0 if features is None else features.shape[1]] * len(texts)
+    return Committed(texts, anchors, features, list(kept) or whole)
 
 
 def prompts(count: int, *, seed: int = 3, longest: int = 30) -> list[list[int]]:

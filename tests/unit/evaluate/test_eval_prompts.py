@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,15 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from dflash.config import Config, DataConfig, EvaluateConfig, TargetConfig
-from dflash.data.manifest import MANIFEST_FILE, PROMPT_HASHES_FILE, hashes_sha256
+from dflash.data.prompt_hashes import DIGEST_BYTES, PromptTable, write_table
+from dflash.data.put import put_data_file
 from dflash.data.synthetic import generate_conversations, prompt_hash, split_of
 from dflash.data.tokenizer import load_tokenizer, template_sha256, tokenizer_sha256
 from dflash.errors import EvaluationError
 from dflash.evaluate.prompts import check_disjoint, load_eval_prompts
-from dflash.records import Conversation, DataManifest, Message, to_json
+from dflash.records import Conversation, DataManifest, Message
+from dflash.storage import open_store
+from tests.support.data_sets import write_samples
 
 TARGET = TargetConfig(path="demo", mask_token="<|mask|>")
 
@@ -33,16 +35,23 @@ def config(*, data: dict[str, Any] | None = None, **evaluate: Any) -> Config:
 
 
 def data_set(folder: Path, tokenizer: PreTrainedTokenizerBase, *, hashes: set[str], **changes: Any) -> DataManifest:
-    manifest = DataManifest(
-        fingerprint="f", created_at="2020-01-01T00:00:00Z", source={}, target_path="demo", target_fingerprint="t",
-        tokenizer_sha256=tokenizer_sha256(tokenizer), template_sha256=template_sha256(tokenizer), template_flags={},
-        vocab_size=512, mask_token_id=4, on_policy=True, answer_sampling={}, samples=0, tokens=0, supervised_tokens=0,
-        max_length_tokens=256, quarantined={}, prompt_hashes_sha256=hashes_sha256(hashes), buckets=(), shards=(),
-    )  # fmt: skip
-    manifest = replace(manifest, **changes)
-    (folder / PROMPT_HASHES_FILE).write_text("".join(f"{line}\n" for line in sorted(hashes)))
-    (folder / MANIFEST_FILE).write_text(to_json(manifest))
-    return manifest
+    store, table = open_store(folder), PromptTable()
+    table.add(b"".join(bytes.fromhex(each)[:DIGEST_BYTES] for each in hashes))
+    write_table(folder / "table.npy", table.table())
+    prompts = put_data_file(store, "units/unit.prompts", folder / "table.npy", rows=len(hashes))
+    return write_samples(
+        store,
+        [[]],
+        edges=(256,),
+        rows_per_shard=8,
+        rows_per_group=8,
+        **{
+            "tokenizer_sha256": tokenizer_sha256(tokenizer),
+            "template_sha256": template_sha256(tokenizer),
+            "prompt_files": (prompts,),
+            **changes,
+        },
+    )
 
 
 def trained_hashes(count: int = 300) -> set[str]:
@@ -57,10 +66,10 @@ def jsonl(path: Path, rows: list[Any]) -> str:
 
 def test_synthetic_prompts_are_held_out_rendered_and_reproducible(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = data_set(tmp_path, tokenizer, hashes=trained_hashes())
-    loaded = load_eval_prompts(config(), tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+    loaded = load_eval_prompts(config(), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
     assert len(loaded) == 12
-    assert loaded == load_eval_prompts(config(), tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
-    other = load_eval_prompts(config(seed=12), tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+    assert loaded == load_eval_prompts(config(), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
+    other = load_eval_prompts(config(seed=12), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
     assert {prompt.prompt_hash for prompt in other} != {prompt.prompt_hash for prompt in loaded}
     chats = list(generate_conversations(seed=11, count=12, split="heldout"))
     for prompt, chat in zip(loaded, chats, strict=True):
@@ -77,7 +86,7 @@ def test_a_prompt_that_was_trained_on_is_refused(tmp_path: Path, tokenizer: PreT
     file = jsonl(tmp_path / "mine.jsonl", [{"id": "a", "prompt": "What is 4 + 3?"}, {"id": "b", "prompt": "what   IS 2 + 3"}])
     settings = config(source="files", files=(file,))
     with pytest.raises(EvaluationError, match=r"1 of 2 evaluation prompts are in the training data, first 'b' \(.*mine.jsonl:2\)"):
-        load_eval_prompts(settings, tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+        load_eval_prompts(settings, tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
 
 
 def test_an_earlier_turn_that_was_trained_on_is_refused_too() -> None:
@@ -104,7 +113,7 @@ def test_files_give_a_keyed_sample_that_does_not_depend_on_their_order(tmp_path:
 
     def ids(file: str, **changes: Any) -> list[str]:
         settings = config(source="files", files=(file,), **changes)
-        loaded = load_eval_prompts(settings, tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+        loaded = load_eval_prompts(settings, tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
         assert {prompt.kind for prompt in loaded} == {"counting"}
         return [prompt.id for prompt in loaded]
 
@@ -117,7 +126,7 @@ def test_the_system_prompt_of_training_is_put_before_prompts(tmp_path: Path, tok
     manifest = data_set(tmp_path, tokenizer, hashes=set())
     file = jsonl(tmp_path / "q.jsonl", [{"prompt": "Count to 3."}])
     settings = config(data={"system_prompt": "Be brief."}, source="files", files=(file,))
-    (prompt,) = load_eval_prompts(settings, tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+    (prompt,) = load_eval_prompts(settings, tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
     assert tokenizer.decode(list(prompt.prompt_ids)).startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
@@ -134,14 +143,21 @@ def test_another_rendering_than_in_training_is_refused(
 ) -> None:
     manifest = data_set(tmp_path, tokenizer, hashes=set(), **changes)
     with pytest.raises(EvaluationError, match=message):
-        load_eval_prompts(config(), tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+        load_eval_prompts(config(), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
 
 
 def test_bad_rows_and_empty_files_are_errors(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = data_set(tmp_path, tokenizer, hashes=set())
     bad = jsonl(tmp_path / "bad.jsonl", [{"prompt": "Fine."}, {"question": "?"}])
     with pytest.raises(EvaluationError, match=r"bad.jsonl:2 is no prompt"):
-        load_eval_prompts(config(source="files", files=(bad,)), tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+        load_eval_prompts(config(source="files", files=(bad,)), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path))
     empty = jsonl(tmp_path / "empty.jsonl", [])
     with pytest.raises(EvaluationError, match="no evaluation prompts"):
-        load_eval_prompts(config(source="files", files=(empty,)), tokenizer=tokenizer, manifest=manifest, data_dir=tmp_path)
+        load_eval_prompts(
+            config(source="files", files=(empty,)), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path)
+        )
+    wordless = jsonl(tmp_path / "wordless.jsonl", [{"text": "no turn at all"}])
+    with pytest.raises(EvaluationError, match=r"wordless.jsonl:1 is no prompt: it has no user turn"):
+        load_eval_prompts(
+            config(source="files", files=(wordless,)), tokenizer=tokenizer, manifest=manifest, store=open_store(tmp_path)
+        )

@@ -11,16 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from families import MASK_ID, make_drafter, make_target, prompts
-from torch import Tensor
 
 from dflash.config import EvaluateConfig
 from dflash.errors import EvaluationError, NotLosslessError
 from dflash.evaluate import contest, write
 from dflash.evaluate.candidates import Candidate, drafter_candidate, lookup_candidate
 from dflash.evaluate.decode import DecodeLimits, PlainTrace, plain_decode
-from dflash.evaluate.lossless import broken_rollbacks
 from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.proposal import Committed, Proposal
+from dflash.evaluate.proposers import padded_proposal
 from dflash.evaluate.run import Evaluation, evaluate_candidates, evaluate_drafter, require_lossless
+from dflash.evaluate.state_proof import broken_rollbacks
 from dflash.evaluate.write import write_evaluation
 from dflash.model.target import Target
 from dflash.records import EvaluationResult, from_json
@@ -50,12 +51,16 @@ class KnownAnswers:
         limits = DecodeLimits(40, frozenset())
         self._texts = [[*q.prompt_ids, *plain_decode(target, q.prompt_ids, limits=limits).tokens] for q in questions()]
 
-    def begin(self) -> None:
+    def begin(self, keys: Sequence[str]) -> None:
         """Nothing to forget."""
 
-    def propose(self, tokens: Sequence[int], new_features: Tensor | None) -> Tensor:
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Nothing to drop."""
+
+    def propose(self, committed: Committed) -> Proposal:
+        (tokens,) = committed.texts
         text = next(text for text in self._texts if text[: len(tokens)] == list(tokens))
-        return torch.tensor(text[len(tokens) : len(tokens) + self.max_drafts])
+        return padded_proposal([text[len(tokens) : len(tokens) + self.max_drafts]], device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +119,14 @@ def test_the_order_of_contestants_rotates_from_prompt_to_prompt(target: Target, 
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def begin(self) -> None:
+        def begin(self, keys: Sequence[str]) -> None:
             order.append(self.name)
 
-        def propose(self, tokens: Sequence[int], new_features: Tensor | None) -> Tensor:
-            return torch.tensor([], dtype=torch.long)
+        def select_rows(self, rows: Sequence[int]) -> None:
+            """Nothing to drop."""
+
+        def propose(self, committed: Committed) -> Proposal:
+            return padded_proposal([[]], device=torch.device("cpu"))
 
     plain = contest.plain_decode
 
@@ -136,9 +144,9 @@ def test_the_order_of_contestants_rotates_from_prompt_to_prompt(target: Target, 
 @pytest.mark.parametrize("control", ["no_crop", "crop_off_by_one"])
 def test_a_target_that_cannot_be_rolled_back_is_never_called_lossless(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target("qwen3")
-    broken = broken_rollbacks(target)[control]
-    true_crop = target.crop
-    monkeypatch.setattr(target, "crop", lambda cache, remove: broken_with(true_crop, broken, target, cache, remove))
+    broken = broken_rollbacks(target, ragged=False)[control]
+    true_keep = target.keep
+    monkeypatch.setattr(target, "keep", lambda cache, kept: broken_with(true_keep, broken, target, cache, kept))
     candidate = lookup_candidate(target, block_size=6)
     result = evaluate_drafter(target, candidate, questions(), evaluate=SETTINGS, stop_ids=(), progress=quiet).result
     assert not result.lossless
@@ -147,13 +155,13 @@ def test_a_target_that_cannot_be_rolled_back_is_never_called_lossless(control: s
         require_lossless(result)
 
 
-def broken_with(true_crop: Any, broken: Any, target: Target, cache: Any, remove: int) -> None:
-    """Run a broken rollback whose own call of `target.crop` reaches the true one."""
-    patched, target.crop = target.crop, true_crop  # type: ignore[method-assign]
+def broken_with(true_keep: Any, broken: Any, target: Target, cache: Any, kept: Sequence[int]) -> None:
+    """Run a broken rollback whose own call of `target.keep` reaches the true one."""
+    patched, target.keep = target.keep, true_keep  # type: ignore[method-assign]
     try:
-        broken(cache, remove)
+        broken(cache, kept)
     finally:
-        target.crop = patched  # type: ignore[method-assign]
+        target.keep = patched  # type: ignore[method-assign]
 
 
 def test_a_near_tie_is_counted_reported_and_does_not_spoil_the_result(

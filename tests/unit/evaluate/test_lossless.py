@@ -7,33 +7,31 @@ import torch
 from families import BUILDERS, RECURRENT, VOCAB, make_target, prompts
 
 from dflash.evaluate.decode import DecodeLimits, plain_decode
-from dflash.evaluate.lossless import (
-    STATE_TOLERANCE,
-    StateProof,
-    explain_difference,
-    prove_state,
-    state_difference,
-    teacher_forced_logits,
-)
+from dflash.evaluate.lossless import explain_difference, teacher_forced_logits
+from dflash.evaluate.state_proof import STATE_TOLERANCE, StateProof, prove_state, state_difference
 
 torch.set_num_threads(1)
 LIMITS = DecodeLimits(max_new_tokens=12, stop_ids=frozenset())
 
 
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", BUILDERS)
-def test_the_rolled_back_cache_equals_a_fresh_one_and_every_broken_rollback_is_noticed(family: str) -> None:
-    proof = prove_state(make_target(family), prompts(1)[0], block_size=6, seed=0)
+def test_the_rolled_back_cache_equals_a_fresh_one_and_every_broken_rollback_is_noticed(family: str, rows: int) -> None:
+    proof = prove_state(make_target(family), prompts(rows), block_size=6, seed=0)
     assert proof.judged and proof.holds
     assert proof.relative <= STATE_TOLERANCE
     assert {"no_crop", "crop_off_by_one"} <= set(proof.controls)
-    assert ("no_restore" in proof.controls) or family not in RECURRENT
+    assert ("no_restore" in proof.controls) == (family in RECURRENT)
+    assert ("crop_only" in proof.controls) == (family in RECURRENT or family == "lfm2_conv")
+    assert ("shift_without_keys" in proof.controls) == (rows > 1)
     assert all(value > 100 * STATE_TOLERANCE for value in proof.controls.values())
 
 
 def test_a_cache_that_kept_the_wrong_token_is_noticed_though_its_length_is_right() -> None:
     target = make_target("qwen3")
 
-    def keeps_the_last_instead_of_the_first(cache, remove: int) -> None:
+    def keeps_the_last_instead_of_the_first(cache, kept) -> None:
+        remove = cache.fed_tokens - kept[0]
         if not remove:
             return
         for layer in cache.kv.layers:
@@ -41,7 +39,7 @@ def test_a_cache_that_kept_the_wrong_token_is_noticed_though_its_length_is_right
             layer.values = torch.cat([layer.values[..., : -remove - 1, :], layer.values[..., -1:, :]], dim=-2)
         cache.length_tokens -= remove
 
-    wrong = state_difference(target, prompts(1)[0], block_size=6, seed=0, rollback=keeps_the_last_instead_of_the_first)
+    wrong = state_difference(target, prompts(1), block_size=6, seed=0, rollback=keeps_the_last_instead_of_the_first)
     assert STATE_TOLERANCE < wrong < math.inf
 
 
@@ -55,7 +53,7 @@ def test_a_blind_control_voids_the_proof() -> None:
 def test_outside_float32_the_state_is_reported_but_not_judged() -> None:
     target = make_target("qwen3")
     target.model.to(torch.bfloat16)
-    proof = prove_state(target, prompts(1)[0], block_size=6, seed=0)
+    proof = prove_state(target, prompts(1), block_size=6, seed=0)
     assert not proof.judged and proof.holds
     assert proof.relative > 0
 
@@ -123,8 +121,8 @@ def test_large_differences_between_correct_paths_excuse_nothing(monkeypatch: pyt
     plain = plain_decode(target, prompt, limits=LIMITS).tokens
     original = target.logits_cached
 
-    def noisy(ids, cache, positions):
-        return original(ids, cache, positions) * (1.2 if ids.shape[1] > 1 else 1.0)
+    def noisy(ids, cache):
+        return original(ids, cache) * (1.2 if ids.shape[1] > 1 else 1.0)
 
     monkeypatch.setattr(target, "logits_cached", noisy)
     other = (*plain[:-1], (plain[-1] + 1) % VOCAB)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import MASK_ID, make_drafter, make_target, prompts
+from families import MASK_ID, committed, drafting, make_drafter, make_target, prompts
 
 from dflash.errors import EvaluationError
 from dflash.evaluate.candidates import drafter_candidate, lookup_candidate
-from dflash.evaluate.proposers import DrafterProposer, LookupProposer
+from dflash.evaluate.proposers import LookupProposer
 from dflash.model.target import Target
 
 torch.set_num_threads(1)
@@ -26,36 +26,36 @@ def test_a_proposal_does_not_depend_on_how_the_context_arrived(target: Target) -
     """The features of the prompt in one piece, or piece by piece as verifications commit them."""
     text = prompts(1, seed=4, longest=25)[0] + prompts(1, seed=5, longest=25)[0]
     features = target.features(torch.tensor([text]), torch.tensor([len(text)]))
-    proposer = DrafterProposer(target, make_drafter(), block_size=6, mask_token_id=MASK_ID)
+    proposer = drafting(target, make_drafter(), block_size=6)
     end = len(text) - 1
-    proposer.begin()
-    whole = proposer.propose(text, features[:, :end])
-    proposer.begin()
+    proposer.begin([""])
+    whole = proposer.propose(committed([text], features[:, :end])).tokens
+    proposer.begin([""])
     start = 0
     for stop in (3, 4, 9, end):
-        pieces = proposer.propose(text[: stop + 1], features[:, start:stop])
+        pieces = proposer.propose(committed([text[: stop + 1]], features[:, start:stop])).tokens
         start = stop
     assert pieces.tolist() == whole.tolist()
-    assert whole.shape == (5,)
+    assert whole.shape == (1, 5)
 
 
 def test_beginning_again_forgets_the_previous_prompt(target: Target) -> None:
     (text,) = prompts(1, seed=6, longest=20)
     features = target.features(torch.tensor([text]), torch.tensor([len(text)]))[:, :-1]
-    proposer = DrafterProposer(target, make_drafter(), block_size=4, mask_token_id=MASK_ID)
-    proposer.begin()
-    first = proposer.propose(text, features)
-    proposer.begin()
-    proposer.propose([5, 6, 7], features[:, :2])
-    proposer.begin()
-    assert proposer.propose(text, features).tolist() == first.tolist()
+    proposer = drafting(target, make_drafter(), block_size=4)
+    proposer.begin([""])
+    first = proposer.propose(committed([text], features)).tokens
+    proposer.begin([""])
+    proposer.propose(committed([[5, 6, 7]], features[:, :2]))
+    proposer.begin([""])
+    assert proposer.propose(committed([text], features)).tokens.tolist() == first.tolist()
 
 
 def test_the_drafter_needs_the_targets_taps(target: Target) -> None:
-    proposer = DrafterProposer(target, make_drafter(), block_size=4, mask_token_id=MASK_ID)
-    proposer.begin()
+    proposer = drafting(target, make_drafter(), block_size=4)
+    proposer.begin([""])
     with pytest.raises(TypeError, match="taps"):
-        proposer.propose([1, 2, 3], None)
+        proposer.propose(committed([[1, 2, 3]]))
 
 
 def test_a_drafter_in_another_precision_than_its_target_can_draft() -> None:
@@ -63,17 +63,17 @@ def test_a_drafter_in_another_precision_than_its_target_can_draft() -> None:
     half.model.to(torch.bfloat16)
     (text,) = prompts(1, seed=7)
     features = half.features(torch.tensor([text]), torch.tensor([len(text)]))[:, :-1]
-    proposer = DrafterProposer(half, make_drafter(), block_size=6, mask_token_id=MASK_ID)
-    proposer.begin()
-    assert proposer.propose(text, features).shape == (5,)
+    proposer = drafting(half, make_drafter(), block_size=6)
+    proposer.begin([""])
+    assert proposer.propose(committed([text], features)).tokens.shape == (1, 5)
 
 
 def test_lookup_proposes_on_the_targets_device_and_never_too_many(target: Target) -> None:
     proposer = LookupProposer(target, block_size=4)
-    proposer.begin()
-    found = proposer.propose([1, 2, 3, 4, 5, 1, 2], None)
-    assert found.tolist() == [3, 4, 5] and found.dtype == torch.long and found.device == target.device
-    assert proposer.propose([1, 2, 3], None).shape == (0,)
+    proposer.begin([""])
+    found = proposer.propose(committed([[1, 2, 3, 4, 5, 1, 2]])).tokens
+    assert found.tolist() == [[3, 4, 5]] and found.dtype == torch.long and found.device == target.device
+    assert proposer.propose(committed([[1, 2, 3]])).tokens.shape == (1, 0)
 
 
 def test_candidates_carry_their_label_step_and_block_size(target: Target) -> None:

@@ -11,7 +11,10 @@ from dflash.evaluate.timing import Timing, measure_timing
 def timing(plain: list[tuple[int, float]], fast: list[tuple[int, float]]) -> Timing | None:
     return measure_timing(
         [PlainTrace(tuple(range(tokens)), 9.0, seconds) for tokens, seconds in plain],
-        [SpeculativeTrace(tuple(range(tokens)), (), 9.0, seconds) for tokens, seconds in fast],
+        [
+            SpeculativeTrace(tuple(range(tokens)), (), 9.0, seconds, target_s=seconds / 2, drafter_s=seconds / 8)
+            for tokens, seconds in fast
+        ],
         counts=resample_counts(len(plain), samples=100, seed=0),
         confidence=0.95,
     )
@@ -25,6 +28,7 @@ def test_the_speed_up_is_pooled_over_tokens_behind_the_first_and_leaves_the_pref
     assert measured.speedup == pytest.approx(2.0)
     assert measured.speedup_median == pytest.approx(np.median([4.0, 3.0 / 1.75]))
     assert measured.speedup_ci[0] <= 2.0 <= measured.speedup_ci[1]
+    assert (measured.target_frac, measured.drafter_frac) == pytest.approx((0.5, 0.125))
 
 
 def test_an_answer_of_one_token_weighs_nothing() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
-from families import MASK_ID, VOCAB, WIDTH, make_drafter, make_target, prompts
+from families import MASK_ID, VOCAB, WIDTH, drafting, make_drafter, make_target, prompts
 from torch import Tensor
+from transformers import GenerationConfig, MuseGlimmerAssistantConfig
+from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
 from dflash.config import DrafterConfig, LossConfig
 from dflash.evaluate.decode import DecodeLimits, plain_decode, speculative_decode
+from dflash.evaluate.proposal import Committed, Proposal
 from dflash.evaluate.proposers import DrafterProposer
 from dflash.model.anchors import AnchorSet, block_labels, block_token_ids
 from dflash.model.drafter import Drafter
+from dflash.model.head import FrozenHead
 from dflash.model.loss import block_loss
 from dflash.model.target import Target
 
@@ -33,13 +40,16 @@ class Recording:
         self.max_drafts = inner.max_drafts
         self.proposals: dict[int, list[int]] = {}
 
-    def begin(self) -> None:
-        self._inner.begin()
+    def begin(self, keys: Sequence[str]) -> None:
+        self._inner.begin(keys)
 
-    def propose(self, tokens: Sequence[int], new_features: Tensor | None) -> Tensor:
-        drafts = self._inner.propose(tokens, new_features)
-        self.proposals[len(tokens) - 1] = drafts.tolist()
-        return drafts
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._inner.select_rows(rows)
+
+    def propose(self, committed: Committed) -> Proposal:
+        proposal = self._inner.propose(committed)
+        self.proposals[len(committed.texts[0]) - 1] = proposal.tokens[0].tolist()
+        return proposal
 
 
 def training_drafts(target: Target, drafter: Drafter, text: list[int], positions: list[int]) -> list[list[int]]:
@@ -65,9 +75,9 @@ def test_decoding_drafts_what_the_training_forward_predicts_at_the_same_anchors(
     drafter = Drafter(config, target_hidden_size=WIDTH)
     drafter.init_weights(4)
     (prompt,) = prompts(1, seed=12)
-    recording = Recording(DrafterProposer(target, drafter.eval(), block_size=BLOCK, mask_token_id=MASK_ID))
+    recording = Recording(drafting(target, drafter.eval(), block_size=BLOCK))
     limits = DecodeLimits(max_new_tokens=15, stop_ids=frozenset())
-    answer = speculative_decode(target, recording, prompt, limits=limits, rollback=target.crop).tokens
+    answer = speculative_decode(target, recording, prompt, limits=limits, rollback=target.keep).tokens
     positions = sorted(recording.proposals)
     assert len(positions) >= 5
     wanted = training_drafts(target, drafter, [*prompt, *answer], positions)
@@ -75,8 +85,18 @@ def test_decoding_drafts_what_the_training_forward_predicts_at_the_same_anchors(
     assert found == wanted
 
 
-def test_a_drafter_that_overfits_a_few_answers_accepts_nearly_whole_blocks() -> None:
-    """Guards against shifted labels, leaking context and unlike positions: any of them keeps this near 1."""
+@dataclass(frozen=True)
+class Fitted:
+    """A drafter that knows a few answers by heart."""
+
+    target: Target
+    drafter: Drafter
+    questions: list[list[int]]
+    answers: list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
     target = make_target("qwen3")
     questions = prompts(2, seed=21, longest=12)
     answers = [plain_decode(target, question, limits=LIMITS).tokens for question in questions]
@@ -87,15 +107,64 @@ def test_a_drafter_that_overfits_a_few_answers_accepts_nearly_whole_blocks() -> 
     for row, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         ids[row, : lengths[row]] = torch.tensor([*question, *answer])
         mask[row, len(question) : lengths[row]] = True
-    drafter = trained(target, ids, mask, lengths)
-    proposer = DrafterProposer(target, drafter, block_size=BLOCK, mask_token_id=MASK_ID)
+    return Fitted(target, trained(target, ids, mask, lengths), questions, answers)
+
+
+def test_a_drafter_that_overfits_a_few_answers_accepts_nearly_whole_blocks(fitted: Fitted) -> None:
+    """Guards against shifted labels, leaking context and unlike positions: any of them keeps this near 1."""
+    proposer = drafting(fitted.target, fitted.drafter, block_size=BLOCK)
     verifications = 0
-    for question, answer in zip(questions, answers, strict=True):
-        trace = speculative_decode(target, proposer, question, limits=LIMITS, rollback=target.crop)
+    for question, answer in zip(fitted.questions, fitted.answers, strict=True):
+        trace = speculative_decode(fitted.target, proposer, question, limits=LIMITS, rollback=fitted.target.keep)
         assert trace.tokens == answer
         verifications += len(trace.verifications)
-    acceptance_length = len(questions) * (LIMITS.max_new_tokens - 1) / verifications
+    acceptance_length = len(fitted.questions) * (LIMITS.max_new_tokens - 1) / verifications
     assert acceptance_length > 0.8 * BLOCK
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_the_librarys_own_dflash_generation_accepts_the_same_blocks(fitted: Fitted, noise: float) -> None:
+    """An independent implementation of the drafter and of the loop, on the same weights: a perfect drafter and a spoiled one."""
+    drafter, target, config = copy.deepcopy(fitted.drafter), fitted.target, fitted.drafter.config
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    assistant = MuseGlimmerAssistantModel(
+        MuseGlimmerAssistantConfig(
+            hidden_size=WIDTH, intermediate_size=config.intermediate_size, num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads, num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps, block_size=BLOCK, mask_token_id=MASK_ID,
+            target_layer_ids=list(config.target_layer_ids), layer_types=["full_attention"] * config.num_hidden_layers,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta}, max_position_embeddings=512,
+        )
+    ).eval()  # fmt: skip
+    names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    assistant.load_state_dict({names.get(name, name): value for name, value in drafter.state_dict().items()})
+    proposer = drafting(target, drafter, block_size=BLOCK)
+    seen: set[int] = set()
+    for question in (*fitted.questions, *prompts(1, seed=5)):
+        starts: list[int] = []
+        handle = target.model.register_forward_pre_hook(
+            lambda _module, _args, named, starts=starts: starts.append(int(named["position_ids"][0, 0])), with_kwargs=True
+        )
+        theirs = target.model.generate(
+            torch.tensor([question]), attention_mask=torch.ones(1, len(question)), assistant_model=assistant,
+            generation_config=GenerationConfig(
+                speculation_type="dflash", do_sample=False, max_new_tokens=LIMITS.max_new_tokens, pad_token_id=0
+            ),
+        )[0, len(question) :].tolist()  # fmt: skip
+        handle.remove()
+        ours = speculative_decode(target, proposer, question, limits=LIMITS, rollback=target.keep)
+        assert list(ours.tokens) == theirs
+        accepted = [later - start for start, later in itertools.pairwise(starts[1:])]
+        committed = [step.committed for step in ours.verifications]
+        # What the last verification committed shows in no later start, and the library's may end one verification earlier.
+        compared = min(len(accepted), len(committed) - 1)
+        assert compared >= len(committed) - 2
+        assert accepted[:compared] == committed[:compared]
+        seen |= set(committed)
+    assert seen >= ({1, 2, 3, 4, 5} if noise else {1, BLOCK})
 
 
 def trained(target: Target, ids: Tensor, mask: Tensor, lengths: Tensor) -> Drafter:
@@ -115,7 +184,8 @@ def trained(target: Target, ids: Tensor, mask: Tensor, lengths: Tensor) -> Draft
     for step in range(FIT_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * (1 - step / FIT_STEPS)
-        sums = block_loss(drafter(features, embeds, *anchors), labels, anchors.keep, target.head_weight, loss=loss)
+        head = FrozenHead(target.head_weight, target.logit_rule)
+        sums = block_loss(drafter(features, embeds, *anchors), labels, anchors.keep, head, loss=loss, target=None)
         (sums.objective_sum / sums.objective_weight).backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimizer.step()

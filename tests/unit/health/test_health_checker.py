@@ -15,7 +15,7 @@ from dflash.health import HealthChecker
 from dflash.health.detectors.base import Findings
 from dflash.health.lines import LogItem, LogReplaced, TornLine
 from dflash.records import HealthReport, from_json, to_dict, to_json
-from tests.support.health_runs import CHECKPOINT, CLEAN_STEPS, HEALTH, TRAIN, found, healthy, items_of, judged, new_checker
+from tests.support.health_runs import CHECKPOINT, HEALTH, TRAIN, found, healthy, items_of, judged, new_checker, remedy
 from tests.support.log_simulator import Record, StepRecord, change_steps, event, nonfinite, resumed, scaled, spike
 
 RUN = healthy(seed=6, steps=700)
@@ -39,7 +39,7 @@ ITEMS = items_with_damage()
 
 
 def report_of(checker: HealthChecker) -> HealthReport:
-    return checker.report(run="run", now_s=2e9, ended=True, clean_steps=CLEAN_STEPS)
+    return checker.report(run="run", now_s=2e9, ended=True, remedy=remedy)
 
 
 def at_once(items: list[LogItem]) -> HealthReport:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dflash.health import critical_training_spans, decide
+from dflash.health import critical_training_spans, damage_of
+from dflash.health.decision import decided
 from dflash.health.verdict import Evidence, judge
-from dflash.records import Finding
-from tests.support.health_runs import healthy, judged
+from dflash.records import Finding, LrOverlay
+from tests.support.health_runs import healthy, judged, remedy
 from tests.support.log_simulator import nonfinite, spike
 
 
@@ -31,54 +32,40 @@ def evidence(*findings: Finding, **changes: Any) -> Evidence:
 
 
 @pytest.mark.parametrize("harmless", [{"severity": "warn"}, {"domain": "operations"}, {"domain": "diagnosis"}])
-def test_only_critical_training_findings_decide_anything(harmless: dict[str, Any]) -> None:
-    assert decide([finding(**harmless)], run="r", clean_steps=[0]) is None
-    assert decide([], run="r", clean_steps=[0]) is None
+def test_only_critical_training_findings_are_damage(harmless: dict[str, Any]) -> None:
+    assert damage_of([finding(**harmless)], segment=0, last_step=200) is None
+    assert damage_of([], segment=0, last_step=200) is None
 
 
-@pytest.mark.parametrize(("clean", "target"), [([0, 50, 100, 150], 100), ([0, 50], 50), ([101, 200], None), ([], None)])
-def test_the_target_is_the_newest_clean_checkpoint_not_after_the_onset(clean: list[int], target: int | None) -> None:
-    decision = decide([finding()], run="r", clean_steps=clean)
-    assert decision is not None
-    assert decision.target_step == target
-    assert (decision.action, decision.onset_step, decision.alarm_step) == ("halt", 100, 150)
-    assert decision.skip_positions == (99, 100, 101)
-
-
-def test_the_decision_rests_on_the_first_alarm_and_its_key_stays() -> None:
-    first = decide([finding()], run="r", clean_steps=[0])
-    grown = finding(last_step=900, message="loss of buckets 1, 2 has not come back")
+def test_damage_rests_on_the_first_alarm_and_stays() -> None:
+    first = damage_of([finding()], segment=3, last_step=200)
+    assert first is not None
+    assert (first.segment, first.onset_step, first.alarm_step, first.last_step) == (3, 100, 150, 200)
+    assert (first.first_position, first.end_position) == (99, 102)
+    grown = finding(last_step=900)
     later = finding(detector="non-finite", onset_step=90, values={"alarm_step": 160, "segment": 0})
-    again = decide([later, grown], run="r", clean_steps=[0])
-    assert first is not None
-    assert again is not None
-    assert again.key == first.key
-    assert again.onset_step == 100
+    assert damage_of([later, grown], segment=3, last_step=200) == first
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"run": "s"},
-        {"values": {"alarm_step": 150, "segment": 1}},
-        {"onset_step": 99},
-        {"values": {"alarm_step": 151, "segment": 0}},
-    ],
-)
-def test_other_evidence_gives_another_key(other: dict[str, Any]) -> None:
-    run = other.pop("run", "r")
-    first, second = decide([finding()], run="r", clean_steps=[]), decide([finding(**other)], run=run, clean_steps=[])
-    assert first is not None
-    assert second is not None
-    assert first.key != second.key
+def test_two_alarms_at_one_step_are_one_damage() -> None:
+    pair = [finding(), finding(detector="non-finite", message="NaN", onset_step=95, batch_ids=(94, 95))]
+    damage = damage_of(pair, segment=0, last_step=200)
+    assert damage is not None
+    assert (damage.onset_step, damage.first_position, damage.end_position) == (95, 94, 102)
+    assert damage.reason == "NaN; loss has not come back"
 
 
-def test_two_alarms_at_one_step_are_one_decision() -> None:
-    pair = [finding(), finding(detector="non-finite", onset_step=95, batch_ids=(94, 95))]
-    decision = decide(pair, run="r", clean_steps=[0])
-    assert decision is not None
-    assert decision.onset_step == 95
-    assert decision.skip_positions == (94, 95, 99, 100, 101)
+def test_the_decision_in_words() -> None:
+    damage = damage_of([finding()], segment=0, last_step=200)
+    assert damage is not None
+    back = remedy(damage, clean_steps=[0, 50])
+    assert back is not None
+    assert decided(back) == "roll back to checkpoint step-50, skip 3 batches of the plan (rung 1 of the ladder)."
+    halt = remedy(damage, clean_steps=[])
+    assert halt is not None
+    assert decided(halt).startswith("halt the run; there is no clean checkpoint to go back to. loss has not come back; halted")
+    warmed = decided(replace(back, overlay=LrOverlay(50, 0.1, 200, 0.5)))
+    assert warmed.endswith("; the learning rate is warmed up again over 200 steps to 0.5 of the schedule.")
 
 
 def test_spans_for_checkpoints_reach_from_the_onset_to_the_last_evidence() -> None:

@@ -52,7 +52,7 @@ def test_a_nan_run_is_critical_at_its_third_step() -> None:
     assert report.decision is not None
     assert (report.decision.onset_step, report.decision.alarm_step) == (900, 902)
     assert report.decision.target_step == 600
-    assert report.decision.skip_positions == (899, 900, 901, 902)
+    assert report.decision.skip == ((899, 903),)
 
 
 def test_nonfinite_steps_far_apart_are_not_damage() -> None:
@@ -104,7 +104,7 @@ def test_a_spike_that_stays_is_critical_within_a_hundred_steps() -> None:
     assert report.verdict == "unhealthy"
     assert report.decision is not None
     alarm, onset = report.decision.alarm_step, report.decision.onset_step
-    assert report.decision.skip_positions == tuple(range(onset - 1, alarm + 1))
+    assert report.decision.skip == ((onset - 1, alarm + 1),)
     assert report.decision.target_step == 600
 
 
@@ -127,7 +127,9 @@ def test_three_separate_spikes_in_twenty_steps_are_critical() -> None:
     assert critical.values["chance_p"] < 3e-4
     assert {batch for f in found(report, "loss spike", severity="warn") for batch in f.batch_ids} == set(steps)
     assert report.decision is not None
-    assert set(steps) <= set(report.decision.skip_positions)
+    ((first, end),) = report.decision.skip
+    assert first <= min(steps)
+    assert max(steps) < end
 
 
 def test_a_smaller_spike_counts_when_the_gradient_led_it() -> None:

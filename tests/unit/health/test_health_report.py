@@ -15,7 +15,7 @@ from dflash.health.history import History
 from dflash.health.report_html import render_html
 from dflash.health.report_text import render_text
 from dflash.records import HealthReport
-from tests.support.health_runs import CLEAN_STEPS, healthy, items_of, new_checker
+from tests.support.health_runs import healthy, items_of, new_checker, remedy
 from tests.support.log_simulator import change_steps, nonfinite, scaled, spike
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\"'&"
@@ -28,7 +28,7 @@ def sick() -> tuple[HealthReport, History]:
     records = spike(records, step=500, factor=4, forever=True)
     checker = new_checker()
     checker.feed(items_of(records))
-    return checker.report(run="demo-007", now_s=1.7e9, ended=True, clean_steps=CLEAN_STEPS), checker.history
+    return checker.report(run="demo-007", now_s=1.7e9, ended=True, remedy=remedy), checker.history
 
 
 REPORT, HISTORY = sick()
@@ -70,7 +70,7 @@ def test_the_verdict_comes_first_then_the_decision_then_the_findings() -> None:
     order = [
         "Unhealthy",
         "Training is damaged",
-        "Decision: halt",
+        "Decision:</strong> roll back",
         "Loss over the run",
         "card finding critical",
         "<h2>Buckets",
@@ -124,7 +124,7 @@ def test_the_text_keeps_to_80_columns(verdict: str) -> None:
 
 def test_the_text_names_what_was_found_what_to_do_and_what_was_checked() -> None:
     text = render_text(REPORT)
-    assert "go back to checkpoint step-400" in text
+    assert "roll back to checkpoint step-400" in text
     assert "has not come back" in text
     assert "(settled by step" in text
     assert "-> Stop the run" in text
@@ -133,7 +133,7 @@ def test_the_text_names_what_was_found_what_to_do_and_what_was_checked() -> None
 
 
 def test_an_empty_log_has_a_report_too() -> None:
-    report = new_checker().report(run="new", now_s=1.7e9, ended=False, clean_steps=[])
+    report = new_checker().report(run="new", now_s=1.7e9, ended=False, remedy=remedy)
     page = render_html(report, History())
     tags_of(page)
     assert "Blind" in page
@@ -158,5 +158,5 @@ def test_a_loss_of_zero_can_be_drawn() -> None:
     checker = new_checker()
     records = change_steps(healthy(seed=6, steps=700)[:120], lambda r: scaled(r, loss=0.0, grad_norm=0.0) if r.step > 90 else r)
     checker.feed(items_of(records))
-    report = checker.report(run="zero", now_s=1.7e9, ended=False, clean_steps=[])
+    report = checker.report(run="zero", now_s=1.7e9, ended=False, remedy=remedy)
     assert "Loss over the run" in render_html(report, checker.history)

@@ -13,8 +13,8 @@ from dflash.health import check_run
 from dflash.health import run as run_module
 from dflash.health.detectors.schedule import scheduled_lr
 from dflash.health.reader import TAIL_BYTES, LogCursor, ReadResult, read_new
-from dflash.records import Decision, HealthReport, RunPaths, from_json
-from tests.support.health_runs import CLEAN_STEPS, config, end_of, judged
+from dflash.records import HealthReport, RollbackPlan, RunPaths, from_json
+from tests.support.health_runs import config, end_of, judged, remedy
 from tests.support.log_simulator import log_lines, nonfinite, simulate_run, write_log
 
 CONFIG = config()
@@ -34,7 +34,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def check(paths: RunPaths, *, ended: bool = True, now_s: float | None = None) -> HealthReport:
-    return check_run(paths, CONFIG, now_s=end_of(RUN) if now_s is None else now_s, ended=ended, clean_steps=CLEAN_STEPS)
+    return check_run(paths, CONFIG, now_s=end_of(RUN) if now_s is None else now_s, ended=ended, remedy=remedy)
 
 
 def written(paths: RunPaths) -> HealthReport:
@@ -92,7 +92,7 @@ def test_damage_gives_a_decision_that_is_written_once(paths: RunPaths) -> None:
     assert first is not None
     (file,) = (paths.health_dir / "decisions").iterdir()
     assert file.name == f"{first.key}.json"
-    assert from_json(Decision, file.read_text(), origin="decision") == first
+    assert from_json(RollbackPlan, file.read_text(), origin="decision") == first
     stamp = file.stat().st_mtime_ns
     assert check(paths).decision == first
     assert file.stat().st_mtime_ns == stamp
@@ -133,7 +133,7 @@ def test_other_thresholds_judge_the_whole_log_again(paths: RunPaths) -> None:
     write_log(paths.log, RUN)
     check(paths)
     strict = CONFIG.model_copy(update={"health": CONFIG.health.model_copy(update={"bucket_run": 1})})
-    report = check_run(paths, strict, now_s=end_of(RUN), ended=True, clean_steps=[])
+    report = check_run(paths, strict, now_s=end_of(RUN), ended=True, remedy=remedy)
     assert report.records == STEPS
     assert [f for f in report.findings if f.detector == "bucket run"]
 

@@ -42,7 +42,9 @@ def test_damage_is_found_soon_and_the_decision_is_safe(kind: str, seed: int) -> 
     assert onset <= decision.alarm_step <= onset + 110
     assert decision.target_step is not None
     assert decision.target_step <= onset, "the state after `target` updates was made before the fault"
-    assert {*range(max(onset, decision.onset_step), decision.alarm_step + 1)} <= set(decision.skip_positions)
+    assert {*range(max(onset, decision.onset_step), decision.alarm_step + 1)} <= {
+        position for first, end in decision.skip for position in range(first, end)
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,10 +68,10 @@ def test_the_decision_stays_the_same_while_the_log_grows(seed: int) -> None:
         decision = judged([r for r in records if r.step < end], ended=False).decision
         if first is not None:
             assert decision is not None
-            assert (decision.key, decision.onset_step, decision.skip_positions) == (
+            assert (decision.key, decision.onset_step, decision.skip) == (
                 first.key,
                 first.onset_step,
-                first.skip_positions,
+                first.skip,
             )
         first = decision
     assert first is not None

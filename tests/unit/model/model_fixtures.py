@@ -70,6 +70,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
         },
     ),
+    "mistral": ("MistralConfig", {**_COMMON, "num_hidden_layers": 4, "sliding_window": 7}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_COMMON,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **_COMMON,
+            **_LINEAR,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
     "lfm2": (
         "Lfm2Config",
         {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dflash.config import AnchorConfig
-from dflash.model.anchors import AnchorSet, block_labels, block_token_ids, sample_anchors
+from dflash.model.anchors import AnchorSet, block_labels, block_token_ids, covered_tokens, sample_anchors
 
 MANY = AnchorConfig(per_supervised_token=1.0, max_per_sequence=100, max_per_batch=1000)
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
@@ -133,3 +133,25 @@ def test_block_tokens_are_the_anchor_and_masks() -> None:
     ids = torch.arange(10, 20).unsqueeze(0)
     anchors = AnchorSet(torch.tensor([[2, 9]]), torch.tensor([[True, True]]))
     assert block_token_ids(ids, anchors, block_size=3, mask_token_id=99).tolist() == [[[12, 99, 99], [19, 99, 99]]]
+
+
+@QUICK
+@given(batches(), st.integers(2, 6), st.floats(0.05, 1.0))
+def test_coverage_counts_every_predicted_token_once(batch: tuple[Tensor, Tensor], block_size: int, share: float) -> None:
+    mask, lengths = batch
+    config = AnchorConfig(per_supervised_token=share, max_per_sequence=5, max_per_batch=9)
+    anchors = sample_anchors(mask, lengths, anchors=config, seed=3, epoch=0, batch_id=1)
+    ids = torch.arange(mask.numel()).view_as(mask) + 1  # every token its own id, so labels name positions
+    labels = block_labels(ids, mask, lengths, anchors, block_size=block_size)
+    found = covered_tokens(labels, anchors, tokens=mask.shape[1])
+    assert found == len(set(labels.labels[labels.valid].tolist()))
+    assert found <= int(mask.sum())
+
+
+def test_enough_anchors_cover_every_token_that_can_be_predicted() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1, 0, 1, 0, 1, 1, 1]]).bool()
+    lengths = torch.tensor([12])
+    anchors = sample_anchors(mask, lengths, anchors=MANY, seed=0, epoch=0, batch_id=0)
+    labels = block_labels(torch.ones_like(mask, dtype=torch.long), mask, lengths, anchors, block_size=4)
+    # All but the first token of each run: 4 of 5, 0 of 1, 2 of 3.
+    assert covered_tokens(labels, anchors, tokens=12) == 6

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from dflash.config import DrafterConfig
 from dflash.errors import DrafterError
+from dflash.model.backends import AttentionBackend, ChunkedAttention
 from dflash.model.drafter import Drafter
+from dflash.model.lean import LeanAttention
 
 TOKENS = 20
 CONFIGS = [
@@ -30,9 +32,11 @@ def _batch(config: DrafterConfig, anchors: Tensor, *, seed: int = 0) -> tuple[Te
     return features, embeds
 
 
+@pytest.mark.parametrize("backend", [ChunkedAttention(), LeanAttention()], ids=["chunked", "lean"])
 @pytest.mark.parametrize("name", ["full", "sliding"])
-def test_hidden_states_equal_the_reference_implementation(name: str) -> None:
+def test_hidden_states_equal_the_reference_implementation(name: str, backend: AttentionBackend) -> None:
     golden = load_golden(name)
+    golden.drafter.attention = backend
     batch, blocks = golden.anchors.shape
     tokens = torch.full(
         (batch, blocks, golden.drafter.config.block_size), golden.expected["draft_config"]["dflash_config"]["mask_token_id"]

@@ -99,7 +99,7 @@ def test_cached_forward_gives_the_same_logits_and_taps_as_one_forward(family: st
         wanted = target.model(input_ids=IDS[:1], use_cache=False).logits
     cache, logits, taps = target.new_cache(), [], []
     for first, last in [(0, 3), (3, 4), (4, 8)]:
-        step_logits, step_taps = target.forward_cached(IDS[:1, first:last], cache, torch.arange(first, last).unsqueeze(0))
+        step_logits, step_taps = target.forward_cached(IDS[:1, first:last], cache)
         logits.append(step_logits)
         taps.append(step_taps)
         assert cache.length_tokens == last
@@ -109,21 +109,11 @@ def test_cached_forward_gives_the_same_logits_and_taps_as_one_forward(family: st
 
 def test_head_on_the_last_position_only_gives_the_last_logits() -> None:
     target = tiny_target("llama")
-    positions = torch.arange(8).unsqueeze(0)
-    everything, taps = target.forward_cached(IDS[:1], target.new_cache(), positions)
-    last, same_taps = target.forward_cached_last(IDS[:1], target.new_cache(), positions)
+    everything, taps = target.forward_cached(IDS[:1], target.new_cache())
+    last, same_taps = target.forward_cached_last(IDS[:1], target.new_cache())
     torch.testing.assert_close(last, everything[:, -1])
     assert torch.equal(taps, same_taps)
     torch.testing.assert_close(target.model.lm_head.weight, target.head_weight)
-
-
-def test_masked_rows_of_different_lengths_equal_each_alone() -> None:
-    target = tiny_target("qwen3")
-    ids = torch.tensor([[5, 9, 2, 33], [0, 0, 7, 21]])
-    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-    logits, _ = target.forward_cached(ids, target.new_cache(), (mask.cumsum(1) - 1).clamp(min=0), mask)
-    alone, _ = target.forward_cached(ids[1:, 2:], target.new_cache(), torch.arange(2).unsqueeze(0))
-    torch.testing.assert_close(logits[1, 2:], alone[0], atol=1e-4, rtol=1e-4)
 
 
 def test_threads_may_share_one_target() -> None:
@@ -231,3 +221,61 @@ def test_weights_that_do_not_belong_to_the_config_are_refused(saved: Path, tmp_p
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TargetError, match="cannot be loaded"):
         load_target(TargetConfig(path=str(tmp_path), mask_token_id=60), target_layer_ids=(0,), device=CPU)
+
+
+def test_the_multimodal_wrapper_itself_is_a_target_too() -> None:
+    """Its decoder and head lie under other names, and it keeps positions of its own between calls."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH, "patch_size": 4}
+    specials = {"image_token_id": 58, "video_token_id": 57, "vision_start_token_id": 56, "vision_end_token_id": 55}
+    config = transformers.Qwen3_5Config(text_config=FAMILIES["qwen3_5"][1], vision_config=vision, **specials)
+    torch.manual_seed(0)
+    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    target = Target(model, info=info_of(model), target_layer_ids=(0, 2))
+    assert target.has_recurrent_state and target.replays_mixers
+    for prompts in ([[5, 9, 2, 33]], [[5, 9], [1, 2, 3, 4, 6]]):
+        found = target.prefill(prompts, with_taps=True)
+        for row, prompt in enumerate(prompts):
+            with torch.no_grad():
+                wanted = model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1]
+            torch.testing.assert_close(found.logits[row], wanted, atol=1e-4, rtol=1e-4)
+            alone = target.features(torch.tensor([prompt]), torch.tensor([len(prompt)]))[0]
+            torch.testing.assert_close(found.taps[row, : len(prompt)], alone, atol=1e-4, rtol=1e-4)
+            assert torch.equal(found.taps[row, len(prompt) :], torch.zeros_like(found.taps[row, len(prompt) :]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_5", "qwen3_moe", "lfm2"])
+def test_half_precision_targets_are_probed_tapped_and_rolled_back(family: str, dtype: str) -> None:
+    model = tiny_model(family).to(getattr(torch, dtype))
+    target = Target(model, info=info_of(model), target_layer_ids=(0, 1))
+    assert target.features(IDS, LENGTHS).dtype == model.dtype
+    assert target.logit_rule.scale == 1.0
+    cache = target.prefill([[5, 9, 2, 33], [4, 4]], with_taps=False).cache
+    target.logits_cached(IDS[:, :4], cache)
+    target.keep(cache, [1, 3])
+    assert cache.row_lengths == [5, 5]
+    assert torch.isfinite(target.logits_cached(IDS[:, :2], cache)).all()
+
+
+def test_a_padded_vocabulary_is_the_heads_and_the_embeddings() -> None:
+    """The head has more rows than the tokenizer has tokens: all of them are kept, for the engines share it as it is."""
+    target = tiny_target("llama")
+    model = target.model
+    model.resize_token_embeddings(64)
+    padded = Target(model, info=info_of(model), target_layer_ids=(0, 1))
+    assert padded.info.vocab_size == 64 and padded.head_weight.shape == (64, WIDTH)
+    assert padded.embed(torch.tensor([[63]])).shape == (1, 1, WIDTH)
+
+
+def test_a_gguf_file_is_not_mistaken_for_a_hub_name(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(TargetError, match="is a GGUF file, not a folder"):
+        load_target(TargetConfig(path=str(tmp_path / "model.gguf"), mask_token_id=60), target_layer_ids=(0,), device=CPU)
+
+
+def test_a_model_without_a_list_of_layers_is_refused() -> None:
+    model = tiny_model("llama")
+    info = info_of(model)
+    model.model.layers = nn.Identity()
+    with pytest.raises(TargetError, match="the decoder layers of"):
+        Target(model, info=info, target_layer_ids=(0,))

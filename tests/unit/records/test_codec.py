@@ -18,7 +18,6 @@ from dflash.records import (
     BucketStats,
     CheckpointManifest,
     Conversation,
-    Decision,
     DetectorSummary,
     EvaluationResult,
     EventRecord,
@@ -26,9 +25,12 @@ from dflash.records import (
     Finding,
     HealthReport,
     LedgerEntry,
+    LrOverlay,
     Message,
     MicroBatchRecord,
+    PlanArray,
     PlannedBatch,
+    RollbackPlan,
     ShardEntry,
     StepRecord,
     TrainerState,
@@ -98,7 +100,19 @@ def test_every_record_survives_json(kind: type) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_record_is_frozen_and_the_files_among_them_are_versioned(kind: type) -> None:
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    parts = {MicroBatchRecord, BucketStats, ShardEntry, PlannedBatch, Message, Conversation, FileEntry, Finding, DetectorSummary}
+    parts = {
+        MicroBatchRecord,
+        BucketStats,
+        ShardEntry,
+        PlanArray,
+        PlannedBatch,
+        Message,
+        Conversation,
+        FileEntry,
+        Finding,
+        DetectorSummary,
+    }
+    parts |= {records.DataFile, records.SourceEntry, records.CheckResult, records.Damage, LrOverlay, records.SavedState}
     names = {field.name for field in dataclasses.fields(kind)}
     assert "schema_version" in names or kind in parts | {records.QuarantinedRow}
 
@@ -113,9 +127,10 @@ STATE = TrainerState(
     seed=4,
     total_steps=9,
     skipped_positions=(5, 7),
-    lr_scale=1.0,
+    overlay=LrOverlay(from_step=1, rewarm_from=0.1, rewarm_steps=20, cap=1.0),
     nonfinite_in_row=0,
 )
+OVERLAY = LrOverlay(from_step=1, rewarm_from=0.1, rewarm_steps=20, cap=1.0)
 
 
 def refused(kind: type, raw: dict[str, Any]) -> str:
@@ -132,12 +147,12 @@ def test_unknown_and_missing_fields_are_named() -> None:
     assert "'reason'" in refused(LedgerEntry, {key: value for key, value in raw.items() if key != "reason"})
 
 
-@pytest.mark.parametrize("version", [0, 2, None, "1", 1.5, True])
+@pytest.mark.parametrize("version", [0, 1, None, "1", 1.5, True])
 def test_other_schema_version_is_refused_before_the_fields_are_looked_at(version: object) -> None:
     raw = {**to_dict(ENTRY), "schema_version": version, "field_of_tomorrow": 1}
     with pytest.raises(SchemaVersionError) as caught:
         from_dict(LedgerEntry, raw, origin="ledger.jsonl:4")
-    assert f"schema version {version!r}, this code reads 1" in caught.value.what
+    assert f"schema version {version!r}, this code reads 2" in caught.value.what
     assert "ledger.jsonl:4" in caught.value.what
 
 
@@ -159,8 +174,9 @@ def test_missing_schema_version_is_another_version() -> None:
         (TrainerState, STATE, "skipped_positions", 5),
         (TrainerState, STATE, "skipped_positions", [["1"]]),
         (TrainerState, STATE, "skipped_positions", "12"),
-        (TrainerState, STATE, "lr_scale", True),
-        (TrainerState, STATE, "lr_scale", "1.0"),
+        (LrOverlay, OVERLAY, "cap", True),
+        (LrOverlay, OVERLAY, "cap", "1.0"),
+        (TrainerState, STATE, "overlay", 1.0),
     ],
 )
 def test_wrong_type_is_refused_with_field_and_value(kind: type, record: Any, field: str, value: object) -> None:
@@ -192,9 +208,8 @@ def test_nested_records_are_checked_as_strictly() -> None:
 
 
 def test_whole_numbers_are_floats_where_floats_are_meant_and_fixed_tuples_keep_their_length() -> None:
-    raw = {**to_dict(STATE), "lr_scale": 1}
-    read = from_dict(TrainerState, raw, origin="x")
-    assert isinstance(read.lr_scale, float)
+    read = from_dict(LrOverlay, {**to_dict(OVERLAY), "cap": 1}, origin="x")
+    assert isinstance(read.cap, float)
     interval = {field.name: 0 for field in dataclasses.fields(EvaluationResult)}
     assert "acceptance_ci" in refused(
         EvaluationResult,
@@ -213,14 +228,14 @@ def test_whole_numbers_are_floats_where_floats_are_meant_and_fixed_tuples_keep_t
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_numbers_are_never_written(bad: float) -> None:
     event = EventRecord(segment=0, step=0, wall_time_s=0.0, mono_time_s=0.0, event="start", details={"loss": bad})
-    for record in (dataclasses.replace(STATE, lr_scale=bad), event):
+    for record in (dataclasses.replace(OVERLAY, cap=bad), event):
         with pytest.raises(ValueError, match="Out of range float"):
             to_json(record)
 
 
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_non_finite_numbers_are_never_read(token: str) -> None:
-    text = to_json(STATE).replace('"lr_scale":1.0', f'"lr_scale":{token}')
+    text = to_json(STATE).replace('"cap":1.0', f'"cap":{token}')
     assert token in text
     with pytest.raises(DataError, match=r"trainer\.json"):
         from_json(TrainerState, text, origin="trainer.json")
@@ -244,7 +259,10 @@ def test_json_is_one_line_and_independent_of_field_order() -> None:
 
 
 def test_optional_record_inside_a_record() -> None:
-    decision = Decision(key="k", action="halt", reason="r", onset_step=1, alarm_step=2, target_step=None, skip_positions=(1,))
+    decision = RollbackPlan(
+        key="k", action="rollback", rung=2, segment=0, onset_step=1, alarm_step=2, region_step=1, target_step=0,
+        skip=((1, 3), (5, 6)), overlay=OVERLAY, reason="r",
+    )  # fmt: skip
     report = HealthReport(
         run="r",
         verdict="healthy",
@@ -257,6 +275,7 @@ def test_optional_record_inside_a_record() -> None:
         coverage_frac=1.0,
         detectors=(),
         findings=(),
+        damage=None,
         decision=decision,
         stats={"nested": {"list": [1, 2.5, None]}},
     )
@@ -273,8 +292,8 @@ def test_step_record_with_null_measurements() -> None:
     assert {"ce", "nonfinite", "micro_batches", "wait_time_s", "plan_position"} <= names
     raw = {
         "segment": 0, "step": 4, "wall_time_s": 1.0, "mono_time_s": 1.0, "ce": None, "objective": None, "accuracy": 0.0,
-        "accepted_length": 0.0, "grad_norm": None, "clip_coef": None, "lr": 0.1, "warmup_factor": 1.0, "skipped": True,
-        "nonfinite": ["ce"], "micro_batches": [], "plan_position": 5, "padding_frac": 0.0, "step_time_s": 1.0, "wait_time_s": 0.0,
+        "accepted_length": 0.0, "coverage_frac": 0.5, "grad_norm": None, "clip_coef": None, "lr": 0.1, "warmup_factor": 1.0,
+        "skipped": True, "nonfinite": ["ce"], "micro_batches": [], "plan_position": 5, "padding_frac": 0.0, "step_time_s": 1.0, "wait_time_s": 0.0,
         "tokens_per_s": 1.0, "ready_depth": 0, "feature_depth": 0, "target_depths": [5], "kind": "step", "schema_version": 1,
     }  # fmt: skip
     record = from_dict(StepRecord, raw, origin="log:1")

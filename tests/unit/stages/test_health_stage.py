@@ -9,10 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from dflash.config import dump_config, parse_config
+from dflash.config import PlanConfig, dump_config, parse_config
+from dflash.data.plan import build_plan
+from dflash.data.plan_file import write_plan
 from dflash.errors import RunStateError
 from dflash.records import ControlRequest, RunPaths, from_json
 from dflash.stages import health_stage, load_report
@@ -36,6 +40,8 @@ def paths(tmp_path: Path) -> RunPaths:
     run.checkpoints_dir.mkdir(parents=True)
     text = f"run: {{root: {tmp_path}}}\ntarget: {{mask_token: x}}\ndata: {{num_conversations: 3}}\ntrain: {{schedule: constant}}"
     run.config.write_text(dump_config(parse_config(text, origin="test")))
+    samples = SimpleNamespace(lengths=np.full(3, 16), buckets=np.zeros(3, dtype=np.int64))
+    write_plan(build_plan(samples, data_fingerprint="d", plan=PlanConfig(), seed=0, epochs=1), run.plan_dir)
     return run
 
 

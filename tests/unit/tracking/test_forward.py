@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.records import RunPaths
-from dflash.tracking import LogForwarder, MlflowTracker, NullTracker
+from dflash.tracking import LogForwarder, MlflowTracker, NullTracker, Tracker
+from dflash.tracking.forward import BeginSegment
 from dflash.tracking.state import TrackingState, load_state, save_state
-from tests.unit.tracking.tracking_fakes import FakeStore, line_of, step_record
+from tests.unit.tracking.tracking_fakes import FakeStore, line_of, no_rollback, step_record
 
 FRESH = TrackingState("fake", "dflash", "", segment=0, log_offset_bytes=0, last_step=-1, sending=False)
 
 
-def process(store: FakeStore, paths: RunPaths, *, run_name: str = "demo-001.s0") -> LogForwarder:
+def process(
+    store: FakeStore, paths: RunPaths, *, run_name: str = "demo-001.s0", begin_segment: BeginSegment = no_rollback
+) -> LogForwarder:
     """A forwarder as a new process makes it: with what the run's folder remembers, and a clock past every pause."""
     ticks = iter(range(0, 10**9, 1000))
     tracker = MlflowTracker(
@@ -29,7 +35,7 @@ def process(store: FakeStore, paths: RunPaths, *, run_name: str = "demo-001.s0")
         state_path=paths.tracking_state,
         clock=lambda: float(next(ticks)),
     )
-    return LogForwarder(paths, tracker)
+    return LogForwarder(paths, tracker, begin_segment=begin_segment)
 
 
 @pytest.fixture
@@ -107,7 +113,7 @@ def test_a_log_that_became_shorter_is_read_from_its_beginning(paths: RunPaths) -
 
 def test_tracking_that_is_switched_off_sends_nothing_and_remembers_nothing(paths: RunPaths) -> None:
     append(paths, line_of(step_record(0)))
-    assert LogForwarder(paths, NullTracker()).forward() == 0
+    assert LogForwarder(paths, NullTracker(), begin_segment=no_rollback).forward() == 0
     assert not paths.tracking_state.exists()
 
 
@@ -139,3 +145,36 @@ def test_every_step_is_sent_once_and_in_order_whatever_happens(actions: list[str
         forwarder.forward()
         done = [*range(step + bool(rest)), step + 1]
         assert store.steps() == done
+
+
+def rollback_line(segment: int, target: int) -> bytes:
+    return line_of({"kind": "event", "event": "rollback_end", "segment": segment, "step": target, "details": {"rung": 1}})
+
+
+@pytest.mark.parametrize("chunk_bytes", [700, 1 << 20])
+def test_a_rollback_ends_the_segment_and_its_steps_go_to_a_run_of_their_own(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr("dflash.tracking.forward.CHUNK_BYTES", chunk_bytes)
+    store = FakeStore()
+    seen: list[int] = []
+
+    def begin_segment(event: Mapping[str, Any]) -> Tracker:
+        seen.append(event["segment"])
+        state = load_state(paths.tracking_state)
+        assert state is not None
+        save_state(paths.tracking_state, replace(state, run_id="", segment=event["segment"], last_step=-1))
+        return process(store, paths, run_name=f"demo-001.s{event['segment']}").tracker
+
+    append(paths, b"".join(line_of(step_record(step)) for step in range(6)))
+    append(paths, rollback_line(1, 3) + b"".join(line_of(step_record(step, segment=1)) for step in range(3, 8)))
+    append(paths, rollback_line(2, 2) + b"".join(line_of(step_record(step, segment=2)) for step in range(2, 5)))
+    forwarder = process(store, paths, begin_segment=begin_segment)
+    assert forwarder.forward() == 14
+    assert seen == [1, 2]
+    assert [store.steps(run) for run in store.runs] == [list(range(6)), list(range(3, 8)), list(range(2, 5))]
+    assert [run["name"] for run in store.runs.values()] == ["demo-001.s0", "demo-001.s1", "demo-001.s2"]
+    # A new process continues the newest segment and enters none twice.
+    append(paths, line_of(step_record(5, segment=2)))
+    assert process(store, paths, begin_segment=begin_segment).forward() == 1
+    assert (seen, store.steps("run2")) == ([1, 2], [2, 3, 4, 5])

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dflash.config import flat_params, parse_config
-from dflash.records import BucketStats, DataManifest, RunPaths, ShardEntry, to_json
+from dflash.records import BucketStats, DataManifest, RunPaths, ShardEntry
 from dflash.tracking import LogForwarder, Tracker, open_tracker
 from dflash.tracking.store import MetricPoint, Store, StoreRefusalError
-from tests.unit.tracking.tracking_fakes import line_of, step_record
+from tests.unit.tracking.tracking_fakes import line_of, no_rollback, step_record
 
 TEXT = "target: {path: demo, mask_token: '<|mask|>'}\ndata: {num_conversations: 4}\n"
 
@@ -44,25 +44,24 @@ def client(root: Path) -> Any:
     return MlflowClient(tracking_uri=f"sqlite:///{root}/mlflow.db")
 
 
-def manifest(folder: Path) -> DataManifest:
-    shard = ShardEntry(path="bucket=0/part-00000.parquet", bucket=0, rows=3, size_bytes=10, sha256="0" * 64)
-    made = DataManifest(
-        fingerprint="ab" * 32, created_at="2026-01-01T00:00:00+00:00", source={"seed": 1}, target_path="demo",
-        target_fingerprint="cd" * 32, tokenizer_sha256="1" * 64, template_sha256="2" * 64, template_flags={}, vocab_size=512,
-        mask_token_id=3, on_policy=True, answer_sampling={}, samples=3, tokens=30, supervised_tokens=20, max_length_tokens=12,
-        quarantined={}, prompt_hashes_sha256="3" * 64, buckets=(BucketStats(0, 48, 3, 30, 20),), shards=(shard,),
+def manifest() -> DataManifest:
+    shard = ShardEntry(path="bucket=0/part-0-00000-0.parquet", bucket=0, rows=3, size_bytes=10, sha256="0" * 64)
+    return DataManifest(
+        fingerprint="ab" * 32, recipe_fingerprint="ef" * 32, sources=(), target_id="demo", target_fingerprint="cd" * 32,
+        tokenizer_sha256="1" * 64, template_sha256="2" * 64, template_flags={}, vocab_size=512, mask_token_id=3,
+        mask_token_uses=0, on_policy=True, answer_sampling={}, rows=3, samples=3, tokens=30, supervised_tokens=20,
+        max_length_tokens=12, edges_tokens=(48,), quarantined={}, buckets=(BucketStats(0, 48, 3, 30, 20),), prompt_files=(),
+        quarantine_files=(), shards=(shard,),
     )  # fmt: skip
-    (folder / "manifest.json").write_text(to_json(made), encoding="utf-8")
-    return made
 
 
 def test_a_run_is_in_the_store_with_everything_that_makes_it_comparable(root: Path, tmp_path: Path) -> None:
     tracker, paths = opened(root, "demo-001")
     config = parse_config(TEXT, origin="test", overrides=["train.lr=0.25"])
     tracker.log_params(flat_params(config))
-    tracker.log_dataset(manifest(tmp_path), tmp_path)
+    tracker.log_dataset(manifest(), "s3://data/x", preview_html="<p>page</p>")
     paths.log.write_bytes(b"".join(line_of(step_record(step, ce=3.0 - step / 100)) for step in range(120)))
-    assert LogForwarder(paths, tracker).forward() == 120
+    assert LogForwarder(paths, tracker, begin_segment=no_rollback).forward() == 120
     tracker.log_metrics({"eval/trained/acceptance_length": 3.25}, step=120)
     (tmp_path / "summary.json").write_text("{}", encoding="utf-8")
     tracker.log_artifact(tmp_path / "summary.json", "summary")
@@ -81,7 +80,7 @@ def test_a_run_is_in_the_store_with_everything_that_makes_it_comparable(root: Pa
     assert [(point.step, point.value) for point in curve] == [(step, 3.0 - step / 100) for step in range(120)]
     assert run.data.metrics["eval/trained/acceptance_length"] == 3.25
     artifacts = {item.path for folder in ("data", "summary") for item in store.list_artifacts(tracker.run_id, folder)}
-    assert artifacts == {"data/manifest.json", "summary/summary.json"}
+    assert artifacts == {"data/manifest.json", "data/preview.html", "summary/summary.json"}
     experiment = store.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development", "the UI opens on training runs"
     assert (root / "mlartifacts").is_dir(), "artifacts lie beside the runs"
@@ -90,7 +89,7 @@ def test_a_run_is_in_the_store_with_everything_that_makes_it_comparable(root: Pa
 def test_a_resumed_run_keeps_its_id_and_another_segment_gets_its_own(root: Path) -> None:
     first, paths = opened(root, "demo-002")
     paths.log.write_bytes(b"".join(line_of(step_record(step)) for step in range(3)))
-    LogForwarder(paths, first).forward()
+    LogForwarder(paths, first, begin_segment=no_rollback).forward()
     first.finish("KILLED")
     again, _ = opened(root, "demo-002")
     assert again.connect()
@@ -110,10 +109,10 @@ def test_the_store_is_asked_what_it_holds_after_a_crash(root: Path) -> None:
     before = paths.tracking_state
     assert tracker.connect()
     remembered = before.read_text(encoding="utf-8")
-    LogForwarder(paths, tracker).forward()
+    LogForwarder(paths, tracker, begin_segment=no_rollback).forward()
     before.write_text(remembered.replace('"sending": false', '"sending": true'), encoding="utf-8")
     again, _ = opened(root, "demo-003")
-    assert LogForwarder(paths, again).forward() == 0
+    assert LogForwarder(paths, again, begin_segment=no_rollback).forward() == 0
     assert len(client(root).get_metric_history(tracker.run_id, "train/loss")) == 4
 
 
@@ -138,7 +137,7 @@ def test_a_server_that_does_not_answer_costs_a_warning_and_nothing_else(root: Pa
         paths.log.write_bytes(line_of(step_record(0)))
         with caplog.at_level(logging.WARNING, logger="dflash"):
             tracker.log_params({"a": "1"})
-            assert LogForwarder(paths, tracker).forward() == 0
+            assert LogForwarder(paths, tracker, begin_segment=no_rollback).forward() == 0
             tracker.finish("FINISHED")
     assert tracker.run_id is None
     assert not paths.tracking_state.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash.records import DataManifest
+from dflash.tracking import Tracker
 from dflash.tracking.names import TRAIN_SKIPPED
 from dflash.tracking.store import MetricPoint, StoreRefusalError, StoreUnreachableError
 
@@ -92,7 +93,7 @@ class FakeStore:
                 self._check()
         self.runs[run_id]["points"].extend(points)
 
-    def log_dataset(self, run_id: str, manifest: DataManifest, path: Path) -> None:
+    def log_dataset(self, run_id: str, manifest: DataManifest, location: str, preview_html: str | None) -> None:
         self._check()
         self.runs[run_id]["datasets"].append(manifest.fingerprint)
 
@@ -110,3 +111,8 @@ class FakeStore:
 
     def steps(self, run_id: str = "run0") -> list[int]:
         return [point.step for point in self.runs[run_id]["points"] if point.name == TRAIN_SKIPPED]
+
+
+def no_rollback(event: Mapping[str, Any]) -> Tracker:
+    """For logs without a rollback."""
+    raise AssertionError(f"unexpected {event}")

@@ -28,6 +28,12 @@ def config_of(base: list[str], *overrides: str) -> Config:
     return parse_config(BASE, origin="test", overrides=[*base, *overrides])
 
 
+@pytest.fixture(autouse=True)
+def _memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else runs on the machine is not these tests' business."""
+    monkeypatch.setattr("dflash.train.doctor.machine.free_bytes", lambda _place: None)
+
+
 def failures(config: Config) -> dict[str, CheckResult]:
     return {result.name: result for result in run_checks(config) if result.status == "fail"}
 
@@ -53,6 +59,7 @@ def test_demo_configuration_passes_every_check_and_writes_nothing(base: list[str
     assert [(result.name, result.status) for result in results] == [
         ("devices", "ok"),
         ("target", "ok"),
+        ("rope", "ok"),
         ("inputs", "ok"),
         ("memory", "ok"),
         ("disk", "ok"),
@@ -69,6 +76,8 @@ def test_demo_configuration_passes_every_check_and_writes_nothing(base: list[str
         (["drafter.target_layer_ids=[1, 3]"], "target", DrafterError, "layer 3"),
         (["data.source=files", "data.files=[no-such.jsonl]"], "inputs", DataError, "no-such.jsonl"),
         (["evaluate.source=files", "evaluate.files=[held-out.jsonl]"], "inputs", DataError, "held-out.jsonl"),
+        (["data.source=files", "data.files=['no-*.jsonl']"], "inputs", DataError, "no-*.jsonl"),
+        (["train.init_from=no/such/drafter"], "inputs", DrafterError, "no/such/drafter"),
         (["cluster.device_memory_bytes=1000000"], "memory", DeviceError, "it has 0.00 GB"),
         (["checkpoint.keep_clean=1000000000000"], "disk", StorageError, "GB free"),
     ],
@@ -104,7 +113,7 @@ def test_another_rope_base_than_the_targets_is_a_warning(base: list[str]) -> Non
     (warning,) = [result for result in run_checks(config) if result.status == "warn"]
     assert "10000 differs from the target's 1e+06" in warning.message
     text = render_checks(run_checks(config))
-    assert "warn  target" in text
+    assert "warn  rope" in text
     assert "-> set drafter.rope_theta=1e+06" in text
 
 

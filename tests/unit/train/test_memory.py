@@ -16,11 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflash.checkpoint.retention import checkpoints_to_delete
 from dflash.config import Config, DrafterConfig, parse_config
-from dflash.data.packing import pack_bucket
+from dflash.data.plan_build import Planner
 from dflash.data.reader import Batch
 from dflash.errors import TargetError
 from dflash.model.anchors import BlockLabels
 from dflash.model.drafter import Drafter
+from dflash.model.head import FrozenHead
+from dflash.model.logit_rule import LogitRule
 from dflash.model.loss import block_loss
 from dflash.model.target import load_target
 from dflash.records import PlannedBatch
@@ -69,6 +71,14 @@ def test_cpu_plan_counts_everything_once_in_float32() -> None:
     assert starting_with(items, "feature window") == config.train.queues.feature_bytes
     assert not any("bf16" in name or "head, frozen copy" in name or "CUDA" in name for name in items)
     assert memory_plan(config).places[0].total_bytes == sum(items.values())
+
+
+def test_the_reader_is_counted_as_it_is_configured() -> None:
+    (items,) = items_of(config_of("data.reader.cache_mib=7", "data.reader.prefetch_batches=3"))
+    assert starting_with(items, "decoded pages that the reader keeps") == 7 * 2**20
+    planned = PlannedBatch(position=0, epoch=0, bucket=0, padded_length_tokens=16, rows=tuple(range(6)))
+    largest = Batch(planned, np.zeros((8, 16), np.int64), np.zeros((8, 16), np.bool_), np.zeros(6, np.int64))
+    assert starting_with(items, "batches read ahead") == 3 * largest.nbytes
 
 
 def test_gpu_plan_separates_roles_and_halves_what_is_bfloat16() -> None:
@@ -180,7 +190,7 @@ def test_features_equal_what_a_target_worker_hands_over() -> None:
     planned = PlannedBatch(position=0, epoch=0, bucket=0, padded_length_tokens=40, rows=(0, 1, 2))
     batch = Batch(planned, np.full((3, 40), 7), np.ones((3, 40), dtype=bool), np.full(3, 40))
     made = maker.make(batch)
-    planned_bytes = feature_bytes(config.drafter, BatchShape(3, 40, 9, 27), target_hidden_size=128, number_bytes=4)
+    planned_bytes = feature_bytes(config, BatchShape(3, 40, 9, 27), target_hidden_size=128, number_bytes=4)
     # Anchor positions and flags are the only tensors that the plan leaves out.
     assert planned_bytes <= made.nbytes <= planned_bytes + 3 * 9 * 9
 
@@ -204,13 +214,14 @@ def test_head_chunk_covers_the_buffers_of_the_loss() -> None:
 
     hidden = torch.randn(2, 5, block, 64, requires_grad=True)
     with Watch():
+        head = FrozenHead(torch.randn(vocab, 64), LogitRule(scale=1.0, soft_cap=None))
         block_loss(
-            hidden, BlockLabels(labels, valid), torch.ones(2, 5, dtype=torch.bool), torch.randn(vocab, 64), loss=config.train.loss
+            hidden, BlockLabels(labels, valid), torch.ones(2, 5, dtype=torch.bool), head, loss=config.train.loss, target=None
         )
     gradient = 10 * (block - 1) * 64 * 4
-    assert biggest == head_chunk_bytes(config, shape, vocab_size=vocab, number_bytes=4) - gradient == 2 * 7 * vocab * 4
+    assert biggest == head_chunk_bytes(config, shape, vocab_size=vocab, number_bytes=4) - gradient == 20 * vocab * 4
     half = head_chunk_bytes(config, shape, vocab_size=vocab, number_bytes=2) - gradient // 2
-    assert half == 2 * 7 * vocab * (2 + 2 + 4), "logits, their float32 copy, exponentials"
+    assert half == 20 * vocab * (2 + 2 + 4), "logits, their float32 copy, exponentials"
 
 
 @given(
@@ -219,28 +230,30 @@ def test_head_chunk_covers_the_buffers_of_the_loss() -> None:
     sequences=st.integers(1, 12),
     cap=st.integers(1, 40),
     seed=st.integers(0, 9),
+    order=st.sampled_from(["interleave", "random"]),
+    ladder=st.sampled_from(["null", "1", "3"]),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_no_planned_batch_costs_more_than_the_plan_says(
-    lengths: list[int], tokens: int, sequences: int, cap: int, seed: int
+    lengths: list[int], tokens: int, sequences: int, cap: int, seed: int, order: str, ladder: str
 ) -> None:
-    config = config_of(f"plan.tokens_per_batch={tokens}", f"plan.max_sequences={sequences}", f"train.anchors.max_per_batch={cap}")
-    rng = np.random.default_rng(seed)
+    config = config_of(
+        f"plan.tokens_per_batch={tokens}", f"plan.max_sequences={sequences}", f"train.anchors.max_per_batch={cap}",
+        f"plan.order={order}", f"plan.max_padded_lengths={ladder}",
+    )  # fmt: skip
     bounds = batch_shapes(config)
     caps = config.train.anchors
-    for lower, upper in ((0, 16), (16, 64)):
-        padded = np.array([-(-length // 8) * 8 for length in lengths if lower < length <= upper], dtype=np.int64)
-        packed = pack_bucket(padded, tokens_per_batch=tokens, max_sequences=sequences, rng=rng)
-        for index, length in enumerate(packed.padded_length.tolist()):
-            rows = int(packed.starts[index + 1] - packed.starts[index])
-            anchors = min(caps.max_per_sequence, math.ceil(caps.per_supervised_token * length))
-            blocks = min(rows * anchors, cap)
-            real = BatchShape(rows, length, min(anchors, blocks), blocks)
-            for cost in (
-                lambda shape: drafter_activation_bytes(config.drafter, shape, number_bytes=4),
-                lambda shape: feature_bytes(config.drafter, shape, target_hidden_size=64, number_bytes=4),
-            ):
-                assert cost(real) <= max(cost(bound) for bound in bounds)
+    values = np.array(lengths)
+    [epoch] = Planner(values, np.searchsorted([16, 64], values), plan=config.plan, seed=seed, epochs=1).epochs()
+    for rows, length in zip(epoch.size.tolist(), epoch.padded_length.tolist(), strict=True):
+        anchors = min(caps.max_per_sequence, math.ceil(caps.per_supervised_token * length))
+        blocks = min(rows * anchors, cap)
+        real = BatchShape(rows, length, min(anchors, blocks), blocks)
+        for cost in (
+            lambda shape: drafter_activation_bytes(config.drafter, shape, number_bytes=4),
+            lambda shape: feature_bytes(config, shape, target_hidden_size=64, number_bytes=4),
+        ):
+            assert cost(real) <= max(cost(bound) for bound in bounds)
 
 
 @given(

@@ -30,6 +30,7 @@ def record(step: int, *, segment: int = 0, wait_time_s: float = 0.25, step_time_
         objective=None,
         accuracy=0.5,
         accepted_length=1.5,
+        coverage_frac=0.75,
         grad_norm=1.0,
         clip_coef=1.0,
         lr=0.1,

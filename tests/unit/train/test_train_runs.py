@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash.checkpoint import LATEST_CLEAN, Evidence, list_checkpoints, read_ledger, read_pointer
-from dflash.config import CheckpointConfig, Config, load_config, parse_config
+from dflash.config import CheckpointConfig, Config, RollbackConfig, load_config, parse_config
 from dflash.errors import CheckpointError, DflashError, NonFiniteLimitError, RunStateError, TargetError
 from dflash.records import ControlRequest, RunPaths, to_json
 from dflash.train.book import CheckpointBook
@@ -34,11 +34,11 @@ def paths(tmp_path: Path) -> RunPaths:
 
 def test_a_prepared_run_names_its_configuration_and_data(paths: RunPaths, tmp_path: Path) -> None:
     config = config_of()
-    prepare_run(config, paths, data_dir=tmp_path / "data", fingerprint="f" * 64)
+    prepare_run(config, paths, location=tmp_path / "data", fingerprint="f" * 64)
     assert load_config(paths.config) == config
-    assert read_data_pointer(paths).dir == tmp_path / "data"
+    assert read_data_pointer(paths).location == str(tmp_path / "data")
     assert read_data_pointer(paths).fingerprint == "f" * 64
-    prepare_run(config, paths, data_dir=tmp_path / "data", fingerprint="f" * 64)
+    prepare_run(config, paths, location=tmp_path / "data", fingerprint="f" * 64)
 
 
 @pytest.mark.parametrize(
@@ -53,22 +53,32 @@ def test_a_prepared_run_names_its_configuration_and_data(paths: RunPaths, tmp_pa
     ],
 )
 def test_a_run_refuses_another_configuration_and_shows_the_difference(paths: RunPaths, tmp_path: Path, override: str) -> None:
-    prepare_run(config_of(), paths, data_dir=tmp_path, fingerprint="f")
+    prepare_run(config_of(), paths, location=tmp_path, fingerprint="f")
     before = paths.config.read_text()
     key, value = override.split("=")
     with pytest.raises(RunStateError, match=rf"{key}: .* -> {value}"):
-        prepare_run(config_of(override), paths, data_dir=tmp_path, fingerprint="f")
+        prepare_run(config_of(override), paths, location=tmp_path, fingerprint="f")
     assert paths.config.read_text() == before
     assert training_hash(config_of()) != training_hash(config_of(override))
 
 
 @pytest.mark.parametrize(
     "override",
-    ["cluster.targets_per_replica=3", "health.stale_factor=20", "checkpoint.interval_steps=7", "train.queues.ready_bytes=9"],
+    [
+        "cluster.targets_per_replica=3",
+        "health.stale_factor=20",
+        "checkpoint.interval_steps=7",
+        "train.queues.ready_bytes=9",
+        "data.reader.threads=3",
+        "data.reader.prefetch_batches=0",
+        "data.runner_address=tcp://elsewhere:1",
+        "data.workers=2",
+        "data.store=elsewhere",
+    ],
 )
 def test_settings_that_do_not_touch_the_numbers_may_change(paths: RunPaths, tmp_path: Path, override: str) -> None:
-    prepare_run(config_of(), paths, data_dir=tmp_path, fingerprint="f")
-    prepare_run(config_of(override), paths, data_dir=tmp_path, fingerprint="f")
+    prepare_run(config_of(), paths, location=tmp_path, fingerprint="f")
+    prepare_run(config_of(override), paths, location=tmp_path, fingerprint="f")
     assert load_config(paths.config) == config_of(override)
     assert training_hash(config_of()) == training_hash(config_of(override))
 
@@ -80,10 +90,18 @@ def test_the_training_identity_holds_every_key_of_the_training_and_the_data() ->
     assert not [key for key in keys if key.startswith(("health.", "tracking.", "evaluate.", "checkpoint."))]
 
 
+def test_a_run_may_train_on_a_data_set_in_an_object_store(paths: RunPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prepare_run(config_of(), paths, location="s3://bucket/sets/0123", fingerprint="f")
+    assert read_data_pointer(paths).location == "s3://bucket/sets/0123"
+    monkeypatch.chdir(tmp_path)
+    prepare_run(config_of(), paths, location="sets/0123", fingerprint="f")
+    assert read_data_pointer(paths).location == str(tmp_path / "sets/0123"), "found from any working directory"
+
+
 def test_a_run_refuses_another_data_set(paths: RunPaths, tmp_path: Path) -> None:
-    prepare_run(config_of(), paths, data_dir=tmp_path, fingerprint="a" * 64)
+    prepare_run(config_of(), paths, location=tmp_path, fingerprint="a" * 64)
     with pytest.raises(RunStateError, match="aaaaaaaaaaaaaaaa, not on bbbbbbbbbbbbbbbb"):
-        prepare_run(config_of(), paths, data_dir=tmp_path, fingerprint="b" * 64)
+        prepare_run(config_of(), paths, location=tmp_path, fingerprint="b" * 64)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"dir": 3}', "[]"])
@@ -193,7 +211,7 @@ def evidence(judged: int, *, spans: tuple[tuple[int, int], ...] = (), ended: boo
 def test_the_book_notes_folders_once_and_judges_them_when_due(paths: RunPaths) -> None:
     save_at(paths.checkpoints_dir, 0)
     save_at(paths.checkpoints_dir, 10)
-    book = CheckpointBook(paths, RULE)
+    book = CheckpointBook(paths, RULE, RollbackConfig())
     assert book.reconcile()
     assert not book.reconcile()
     assert states_of(paths) == [(step, state) for step in (0, 10) for state in ("writing", "durable", "probation")]
@@ -205,7 +223,7 @@ def test_the_book_notes_folders_once_and_judges_them_when_due(paths: RunPaths) -
     book.judge(evidence(20))
     assert states_of(paths)[-1] == (10, "clean")
     assert read_pointer(paths.checkpoints_dir, LATEST_CLEAN) == 10
-    again = CheckpointBook(paths, RULE)
+    again = CheckpointBook(paths, RULE, RollbackConfig())
     assert not again.reconcile(), "a restarted supervisor knows what was noted"
     assert not again.is_due(records=100)
 
@@ -217,7 +235,7 @@ def test_the_book_goes_back_to_the_newest_that_verifies_and_marks_the_others_bad
         save_at(paths.checkpoints_dir, step)
     (paths.checkpoint(20) / "drafter.safetensors").write_bytes(b"x")
     (paths.checkpoint(30) / "manifest.json").write_text("{")
-    book = CheckpointBook(paths, RULE)
+    book = CheckpointBook(paths, RULE, RollbackConfig())
     assert book.newest_verified() == 10
     assert "step-20 cannot be used" in caplog.text
     assert dict(states_of(paths)) == {0: "probation", 10: "probation", 20: "bad", 30: "bad"}
@@ -232,7 +250,7 @@ def test_the_book_goes_back_to_the_newest_that_verifies_and_marks_the_others_bad
 def test_an_onset_dated_back_demotes_and_moves_latest_clean(paths: RunPaths) -> None:
     for step in (0, 10, 20):
         save_at(paths.checkpoints_dir, step)
-    book = CheckpointBook(paths, RULE)
+    book = CheckpointBook(paths, RULE, RollbackConfig())
     book.reconcile()
     book.judge(evidence(30))
     assert read_pointer(paths.checkpoints_dir, LATEST_CLEAN) == 20
@@ -245,7 +263,7 @@ def test_pruning_deletes_only_after_newer_ones_are_clean(paths: RunPaths) -> Non
     steps = (0, 10, 20, 30, 40)
     for step in steps:
         save_at(paths.checkpoints_dir, step)
-    book = CheckpointBook(paths, RULE)
+    book = CheckpointBook(paths, RULE, RollbackConfig())
     book.reconcile()
     book.prune()
     assert list_checkpoints(paths.checkpoints_dir) == list(steps)

@@ -32,6 +32,7 @@ from dflash.train.models import load_models, replica_devices
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.pipeline import Pipeline
 from dflash.train.runs import hold_run, training_hash
+from dflash.train.segment import _start_details
 from dflash.train.supervisor import TrainOutcome, supervise
 from dflash.train.trainer import Machinery, Trainer
 from tests.support.checkpoints import save_at
@@ -79,11 +80,22 @@ def test_on_a_cpu_all_target_workers_share_one_loaded_target(run: TinyRun) -> No
 
 def test_the_first_state_counts_the_plan_and_knows_what_decides_the_numbers(run: TinyRun, inputs: Inputs) -> None:
     state = initial_state(inputs, segment=4)
-    assert (state.step, state.plan_position, state.segment, state.lr_scale) == (0, 0, 4, 1.0)
-    assert state.total_steps == len(inputs.plan.batches)
+    assert (state.step, state.plan_position, state.segment, state.overlay) == (0, 0, 4, None)
+    assert state.total_steps == len(inputs.plan)
     assert state.config_sha256 == training_hash(run.config)
     halved = dataclasses.replace(inputs, config=changed(run.config, "train.accumulation_steps=2"))
-    assert initial_state(halved, segment=0).total_steps == (len(inputs.plan.batches) + 1) // 2
+    assert initial_state(halved, segment=0).total_steps == (len(inputs.plan) + 1) // 2
+
+
+def test_runs_that_skipping_joins_are_declared_when_a_segment_starts(run: TinyRun, inputs: Inputs) -> None:
+    state = initial_state(inputs, segment=1)
+    assert "bucket_run_joins" not in _start_details(inputs, state)
+    most = max({inputs.plan.bucket_of(position) for position in range(len(inputs.plan))})
+    others = tuple(position for position in range(len(inputs.plan)) if inputs.plan.bucket_of(position) != most)
+    details = _start_details(inputs, dataclasses.replace(state, skipped_positions=others))
+    [join] = details["bucket_run_joins"]
+    assert join["bucket"] == most
+    assert join["batches"] == len(inputs.plan) - len(others)
 
 
 def test_answers_of_another_target_are_refused(inputs: Inputs) -> None:
@@ -235,10 +247,10 @@ class Silent:
 
 def test_a_batch_out_of_plan_order_is_a_defect_and_never_trained_on(inputs: Inputs) -> None:
     class Planned:
-        planned = inputs.plan.batches[1]
+        planned = inputs.plan[1]
 
     machinery = Machinery(
-        batches=inputs.plan.batches,
+        plan=inputs.plan,
         supply=WrongOrder(Planned()),  # type: ignore[arg-type]
         stepper=None,  # type: ignore[arg-type]
         log=Silent(),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -51,14 +52,14 @@ def make(inputs: Inputs, models: Models) -> Callable[[int], FeatureBatch]:
 
 
 def batch_at(inputs: Inputs, position: int) -> Batch:
-    return collate(inputs.plan.batches[position], inputs.store, pad_id=0)
+    return collate(inputs.plan[position], inputs.store, pad_id=0)
 
 
 def stepper_of(inputs: Inputs, models: Models, *, clip_norm: float = 1e9) -> Stepper:
     return Stepper(
         models.drafter,
         models.optimizer,
-        head_weight=models.targets[0].head_weight,
+        head=models.head(),
         loss=inputs.config.train.loss,
         clip_norm=clip_norm,
         autocast_dtype=None,
@@ -67,7 +68,7 @@ def stepper_of(inputs: Inputs, models: Models, *, clip_norm: float = 1e9) -> Ste
 
 def mean_gradient(inputs: Inputs, models: Models, batches: list[FeatureBatch]) -> dict[str, torch.Tensor]:
     """Gradient of (sum of objectives) / (sum of weights), in one graph."""
-    head = models.targets[0].head_weight
+    head = models.head()
     sums = [
         block_loss(
             models.drafter(batch.features, batch.block_embeds, batch.anchors.positions, batch.anchors.keep),
@@ -75,6 +76,7 @@ def mean_gradient(inputs: Inputs, models: Models, batches: list[FeatureBatch]) -
             batch.anchors.keep,
             head,
             loss=inputs.config.train.loss,
+            target=batch.target_states,
         )
         for batch in batches
     ]
@@ -142,7 +144,7 @@ def test_bfloat16_compute_keeps_float32_master_weights_and_nearly_the_gradient(
     stepper = Stepper(
         models.drafter,
         models.optimizer,
-        head_weight=models.targets[0].head_weight,
+        head=models.head(),
         loss=inputs.config.train.loss,
         clip_norm=1e9,
         autocast_dtype=torch.bfloat16,
@@ -219,6 +221,34 @@ def test_features_depend_on_the_batch_alone(inputs: Inputs, make: Callable[[int]
     assert bool((anchors_ok | ~keep).all())
 
 
+def test_the_acceptance_objective_runs_the_whole_target_and_trains(inputs: Inputs, models: Models) -> None:
+    loss = inputs.config.train.loss.model_copy(update={"objective": "acceptance"})
+    config = inputs.config.model_copy(update={"train": inputs.config.train.model_copy(update={"loss": loss})})
+    target = models.targets[0]
+    maker = FeatureMaker(target, 0, config, MASK_TOKEN_ID, drafter_device=models.device, dtype=models.compute_dtype)
+    batch, made = batch_at(inputs, 0), maker.make(batch_at(inputs, 0))
+    assert made.target_states is not None
+    ids, lengths = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.lengths)
+    features, final = target.features_with_final(ids, lengths)
+    assert torch.equal(made.features, features)
+    assert torch.equal(made.target_states.hidden, final)
+    assert made.nbytes >= features.nbytes + final.nbytes + made.block_embeds.nbytes
+    stepper = Stepper(
+        models.drafter, models.optimizer, head=models.head(), loss=loss, clip_norm=1.0, autocast_dtype=None
+    )  # fmt: skip
+    objectives = []
+    for _ in range(6):
+        stepper.accumulate(made)
+        update = stepper.update(lr=3e-3)
+        assert update.nonfinite == ()
+        objectives.append(update.objective)
+    assert objectives[-1] < objectives[0]
+
+
+def test_the_trainer_attends_with_what_the_probe_chose(models: Models) -> None:
+    assert models.drafter.attention.name == "lean"
+
+
 def test_the_optimizer_state_exists_from_the_start_and_restores_exactly(
     inputs: Inputs, models: Models, make: Callable[[int], FeatureBatch]
 ) -> None:
@@ -286,6 +316,9 @@ def test_a_record_holds_sums_and_counts_of_exactly_this_step(
     )
     assert sum(sum(item.valid) for item in micro) == sum(item.n_tokens for item in micro)
     assert record.accepted_length == pytest.approx(sum(item.accepted_sum for item in micro) / sum(item.n_blocks for item in micro))
+    covered, supervised = (sum(getattr(item, name) for item in micro) for name in ("covered_tokens", "supervised_tokens"))
+    assert 0 < covered < supervised
+    assert record.coverage_frac == pytest.approx(covered / supervised)
     tokens = sum(sum(batch.lengths) for batch in batches)
     padded = sum(len(batch.lengths) * batch.planned.padded_length_tokens for batch in batches)
     assert record.padding_frac == pytest.approx(1 - tokens / padded)
@@ -309,6 +342,7 @@ def test_non_finite_numbers_become_null_with_their_names(
 
 def test_open_inputs_refuses_a_plan_of_another_data_set(tmp_path: Path) -> None:
     run = build_tiny_run(tmp_path)
-    run.paths.data_pointer.write_text(run.paths.data_pointer.read_text().replace("0018", "0019"))
+    pointer = json.loads(run.paths.data_pointer.read_text())
+    run.paths.data_pointer.write_text(json.dumps(pointer | {"fingerprint": "0" * 64}))
     with pytest.raises(RunStateError, match="its plan says"):
         open_inputs(run.config, run.paths)

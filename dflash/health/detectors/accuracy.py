@@ -1,0 +1,117 @@
+"""Accuracy drops: hits of a micro-batch against what its bucket usually hits, as a binomial expects them to scatter.
+
+The hard decision: the scatter is the larger of the binomial one and the bucket's own, because hits inside a batch are
+not independent; and a batch of which hardly any hit was expected says nothing by having none.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from dflash.config import WatchConfig
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import MicroBatchLine, StepLine
+
+_LEARN_POINTS = 24
+_PACE = 1 / 32  # share of a new point in mean and deviation
+_CLIP_SD = 4.0
+_DEVIATION_TO_SD = 1.2533  # sqrt(pi / 2)
+_LEAST_SD = 0.005
+
+
+class Usual(msgspec.Struct):
+    """What a bucket usually hits: mean share and mean absolute deviation, and its drops in a row."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+    points: int = 0
+    in_row: int = 0
+    first_step: int = 0
+    batch_ids: list[int] = msgspec.field(default_factory=list)
+    finding: int | None = None
+
+
+class AccuracyMemory(Memory):
+    """Usual accuracy by bucket."""
+
+    buckets: dict[int, Usual] = msgspec.field(default_factory=dict)
+
+
+class AccuracyDrop(Detector):
+    """Hits far under what the bucket usually has, several times in a row."""
+
+    name = "accuracy drop"
+    domain = "training"
+    _memory: AccuracyMemory
+
+    def __init__(self, watch: WatchConfig) -> None:
+        super().__init__(AccuracyMemory())
+        self._watch = watch
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        w = self._watch
+        return (
+            f"hits more than {w.accuracy_z:g} deviations under the bucket's usual share, or none of at least "
+            f"{w.accuracy_expected:g} expected, {w.accuracy_in_row} times in a row in one bucket; damage only where the loss says so"
+        )
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        buckets = self._memory.buckets
+        for batch in record.micro_batches:
+            valid = sum(batch.valid)
+            if not valid:
+                continue
+            usual = buckets.get(batch.bucket)
+            if usual is None:
+                usual = buckets[batch.bucket] = Usual()
+            hits = sum(batch.correct)
+            share = hits / valid
+            if usual.points < _LEARN_POINTS:
+                usual.points += 1
+                usual.mean += (share - usual.mean) / usual.points
+                usual.deviation += (abs(share - usual.mean) - usual.deviation) / usual.points
+                continue
+            self.checked += 1
+            mean = usual.mean
+            sd = max(_DEVIATION_TO_SD * usual.deviation, math.sqrt(max(mean * (1 - mean), 0.0) / valid), _LEAST_SD)
+            z = (share - mean) / sd
+            if z < -self._watch.accuracy_z or (hits == 0 and mean * valid >= self._watch.accuracy_expected):
+                self._drop(batch, usual, z=z, share=share, record=record, context=context)
+                continue  # a collapse must not become usual
+            if usual.in_row:
+                self._back(usual, record.step)
+            off = min(max(share - mean, -_CLIP_SD * sd), _CLIP_SD * sd)
+            usual.mean = mean + _PACE * off
+            usual.deviation += _PACE * (abs(off) - usual.deviation)
+
+    def _drop(self, batch: MicroBatchLine, usual: Usual, *, z: float, share: float, record: StepLine, context: RunContext) -> None:
+        if not usual.in_row:
+            usual.first_step, usual.batch_ids = record.step, []
+        usual.in_row += 1
+        if len(usual.batch_ids) < _LEARN_POINTS:
+            usual.batch_ids.append(batch.batch_id)
+        if usual.finding is not None:
+            self.findings.amend(usual.finding, last_step=record.step, batches=usual.in_row)
+        elif usual.in_row >= self._watch.accuracy_in_row:
+            usual.finding = self._finding(
+                "warn",
+                f"accuracy of bucket {batch.bucket} falls from the usual {usual.mean:.3f} to {share:.3f} at step {usual.first_step}",
+                steps=(usual.first_step, usual.first_step, record.step),
+                bucket=batch.bucket,
+                batch_ids=tuple(usual.batch_ids),
+                z=round(z, 2),
+                accuracy=share,
+                usual=usual.mean,
+                batches=usual.in_row,
+                loss_spikes_open=context.open_loss_spikes,
+            )
+
+    def _back(self, usual: Usual, step: int) -> None:
+        if usual.finding is not None:
+            self.findings.amend(usual.finding, resolved_step=step)
+        usual.in_row, usual.finding = 0, None

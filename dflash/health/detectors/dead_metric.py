@@ -1,0 +1,98 @@
+"""Dead metrics: a number that no longer moves, or a gradient of exactly nothing, comes from a broken sensor.
+
+The hard decision: only exact equality counts. A metric that barely moves is alive; one that repeats to the last bit
+for `dead_records` records is not measured any more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dflash.config import WatchConfig
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import StepLine
+
+
+class Held(msgspec.Struct):
+    """One metric: its last value, since when and how often it has been the same."""
+
+    value: float | None = None
+    since: int = 0
+    records: int = 0
+    finding: int | None = None
+
+
+class DeadMemory(Memory):
+    """The metrics, and the stretch without any gradient."""
+
+    ce: Held = msgspec.field(default_factory=Held)
+    accuracy: Held = msgspec.field(default_factory=Held)
+    grad_norm: Held = msgspec.field(default_factory=Held)
+    zero: int | None = None
+
+
+class DeadMetric(Detector):
+    """A metric without any variance, or a gradient norm of exactly zero."""
+
+    name = "dead metric"
+    domain = "operations"
+    _memory: DeadMemory
+
+    def __init__(self, watch: WatchConfig) -> None:
+        super().__init__(DeadMemory())
+        self._records = watch.dead_records
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        return f"loss, accuracy or gradient norm exactly the same for {self._records} records, or a gradient norm of exactly zero"
+
+    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+        """Judge a live step record."""
+        self.checked += 1
+        memory = self._memory
+        ce, accuracy, grad = memory.ce, memory.accuracy, memory.grad_norm
+        if record.ce == ce.value or ce.records:
+            self._same("loss", ce, record.ce, record.step)
+        ce.value = record.ce
+        if record.accuracy == accuracy.value or accuracy.records:
+            self._same("accuracy", accuracy, record.accuracy, record.step)
+        accuracy.value = record.accuracy
+        if record.grad_norm == grad.value or grad.records:
+            self._same("gradient norm", grad, record.grad_norm, record.step)
+        grad.value = record.grad_norm
+        if record.grad_norm == 0.0 or memory.zero is not None:
+            self._nothing(record)
+
+    def _same(self, name: str, held: Held, value: float | None, step: int) -> None:
+        if value != held.value or value is None:
+            if held.finding is not None:
+                self.findings.amend(held.finding, resolved_step=step)
+            held.records, held.finding = 0, None
+            return
+        if not held.records:
+            held.since, held.records = step - 1, 1
+        held.records += 1
+        if held.finding is not None:
+            self.findings.amend(held.finding, last_step=step, records=held.records)
+        elif held.records >= self._records:
+            held.finding = self._finding(
+                "warn",
+                f"{name} has been exactly {value:g} since step {held.since}: it is not measured any more",
+                steps=(held.since, held.since, step),
+                metric=name,
+                records=held.records,
+            )
+
+    def _nothing(self, record: StepLine) -> None:
+        memory, step = self._memory, record.step
+        if record.grad_norm != 0.0:
+            if memory.zero is not None:
+                self.findings.amend(memory.zero, resolved_step=step)
+            memory.zero = None
+        elif memory.zero is not None:
+            self.findings.amend(memory.zero, last_step=step)
+        else:
+            memory.zero = self._finding(
+                "warn", f"gradient norm exactly zero at step {step}: the update changes nothing", steps=(step, step, step), metric="zero"
+            )

@@ -1,0 +1,193 @@
+"""The mix of buckets: what a pooled rule would cry at, and shares that drift away from the plan.
+
+The hard decision: a record far from the pooled median whose every micro-batch is usual for its own bucket is the mix
+at work. It is counted and named, and never acted on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import msgspec
+
+from dflash.config import WatchConfig
+from dflash.health.context import RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import EventLine, StepLine
+
+_REFRESH_STEPS = 64
+_OWN_Z = 4.0
+_LEAST_RECORDS = 3
+_REFERENCE_WINDOWS = 2
+
+
+class MixMemory(Memory):
+    """Pooled limit (logarithm), levels of the buckets, and how many records the mix explains."""
+
+    since_refresh: int = 0
+    newest: list[float] = msgspec.field(default_factory=list)
+    limit: float | None = None
+    between_frac: float = 0.0
+    counts: dict[int, int] = msgspec.field(default_factory=dict)
+    first: dict[int, int] = msgspec.field(default_factory=dict)
+    findings: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class BucketMix(Detector):
+    """Records far above the pooled median that are usual for their own bucket."""
+
+    name = "bucket mix"
+    domain = "diagnosis"
+    _memory: MixMemory
+
+    def __init__(self, watch: WatchConfig) -> None:
+        super().__init__(MixMemory())
+        self._watch = watch
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        return (
+            f"records over {self._watch.mix_z:g} pooled deviations up whose every micro-batch is within {_OWN_Z:g} deviations of its "
+            "own bucket, where more than half of the variance lies between buckets: noted, never acted on"
+        )
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        memory = self._memory
+        if not context.judged or record.ce is None or record.ce <= 0.0:
+            return
+        self.checked += 1
+        value = math.log(record.ce)
+        memory.newest.append(value)
+        memory.since_refresh += 1
+        if memory.since_refresh >= _REFRESH_STEPS:
+            self._refresh(context)
+        if memory.limit is None or value <= memory.limit:
+            return
+        if all(judged.z < _OWN_Z for judged in context.judged):
+            self._explained(record, context)
+
+    def _refresh(self, context: RunContext) -> None:
+        """The limit of a pooled rule over the newest records, and the share of variance between the buckets."""
+        memory = self._memory
+        memory.since_refresh = 0
+        del memory.newest[: -4 * _REFRESH_STEPS]
+        median = statistics.median(memory.newest)
+        spread = 1.4826 * statistics.median(abs(value - median) for value in memory.newest)
+        within = statistics.median(judged.level.scale for judged in context.judged) ** 2
+        total = statistics.pvariance(memory.newest)
+        memory.between_frac = max(0.0, 1 - within / total) if total else 0.0
+        memory.limit = median + self._watch.mix_z * spread if memory.between_frac > 0.5 else None
+
+    def _explained(self, record: StepLine, context: RunContext) -> None:
+        memory = self._memory
+        highest = max(context.judged, key=lambda judged: judged.value)
+        bucket = highest.batch.bucket
+        memory.counts[bucket] = memory.counts.get(bucket, 0) + 1
+        first = memory.first.setdefault(bucket, record.step)
+        count = memory.counts[bucket]
+        if count < _LEAST_RECORDS:
+            return
+        usual = math.exp(highest.level.median)
+        message = f"bucket {bucket} sits at a loss of {usual:.3g}: {count} records look like spikes to a pooled rule and are not"
+        number = memory.findings.get(bucket)
+        if number is None:
+            memory.findings[bucket] = self._finding(
+                "info",
+                message,
+                steps=(first, first, record.step),
+                bucket=bucket,
+                records=count,
+                usual=usual,
+                between_frac=round(memory.between_frac, 3),
+            )
+        else:
+            self.findings.amend(number, last_step=record.step, message=message, records=count)
+
+
+class ShareMemory(Memory):
+    """Shares expected of the buckets, the batches of the window in progress, and drifts that are open."""
+
+    declared: bool = False
+    reference: dict[int, float] = msgspec.field(default_factory=dict)
+    reference_batches: int = 0
+    counts: dict[int, int] = msgspec.field(default_factory=dict)
+    batches: int = 0
+    first_step: int = 0
+    drifts: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class ShareDrift(Detector):
+    """A bucket that comes more or less often than planned, or than at the run's beginning."""
+
+    name = "share drift"
+    domain = "training"
+    _memory: ShareMemory
+
+    def __init__(self, watch: WatchConfig) -> None:
+        super().__init__(ShareMemory())
+        self._watch = watch
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        w = self._watch
+        return (
+            f"share of a bucket in {w.share_batches} micro-batches over {w.share_z:g} deviations and {100 * w.share_frac:g} points "
+            "off the plan (where the log declares it) or the run's beginning"
+        )
+
+    def on_event(self, event: EventLine) -> None:
+        """A run may declare its shares (`bucket_shares`: bucket to share)."""
+        shares = event.details.get("bucket_shares")
+        if isinstance(shares, dict) and all(isinstance(share, int | float) for share in shares.values()):
+            self._memory.reference = {int(bucket): float(share) for bucket, share in shares.items() if str(bucket).isdigit()}
+            self._memory.declared = True
+
+    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+        """Judge a live step record."""
+        memory = self._memory
+        counts = memory.counts
+        if not memory.batches:
+            memory.first_step = record.step
+        for batch in record.micro_batches:
+            counts[batch.bucket] = counts.get(batch.bucket, 0) + 1
+        memory.batches += len(record.micro_batches)
+        size = self._watch.share_batches
+        if not memory.declared and not memory.reference:
+            if memory.batches >= _REFERENCE_WINDOWS * size:
+                memory.reference = {bucket: count / memory.batches for bucket, count in counts.items()}
+                memory.reference_batches = memory.batches
+                memory.counts, memory.batches = {}, 0
+        elif memory.batches >= size:
+            self._compare(record)
+            memory.counts, memory.batches = {}, 0
+
+    def _compare(self, record: StepLine) -> None:
+        memory, watch = self._memory, self._watch
+        n = memory.batches
+        self.checked += n
+        noise = 1 / n + (1 / memory.reference_batches if memory.reference_batches else 0.0)
+        for bucket in sorted({*memory.reference, *memory.counts}):
+            planned, share = memory.reference.get(bucket, 0.0), memory.counts.get(bucket, 0) / n
+            sd = math.sqrt(max(planned * (1 - planned), 1 / n) * noise)
+            off = share - planned
+            number = memory.drifts.get(bucket)
+            if abs(off) <= watch.share_frac or abs(off) <= watch.share_z * sd:
+                if number is not None:
+                    self.findings.amend(number, resolved_step=record.step)
+                    del memory.drifts[bucket]
+            elif number is not None:
+                self.findings.amend(number, last_step=record.step)
+            else:
+                what = "planned" if memory.declared else "at the beginning"
+                memory.drifts[bucket] = self._finding(
+                    "warn",
+                    f"bucket {bucket} makes up {100 * share:.0f} % of the batches from step {memory.first_step}, "
+                    f"{100 * planned:.0f} % {what}",
+                    steps=(memory.first_step, memory.first_step, record.step),
+                    bucket=bucket,
+                    share=round(share, 4),
+                    reference=round(planned, 4),
+                    z=round(off / sd, 2),
+                )

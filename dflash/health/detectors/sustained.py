@@ -1,0 +1,163 @@
+"""Sustained rise: small deviations of many points that add up, and are still there when looked at again.
+
+A cumulative sum over the micro-batches of all buckets (Page 1954), each in deviations of its own bucket. The reference
+is frozen when the sum leaves zero, so that a baseline which follows the damage cannot hide it, and it is the lowest
+level of the last refreshes, so that a slow rise cannot drag it along.
+
+The hard decision: the sum only raises a suspicion. Damage is a rise whose newest points are still up `confirm_steps`
+after the onset: a spike that decays, or a tenth of the batches being hard, reaches any sum, but not that median.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import msgspec
+
+from dflash.config import RiseConfig
+from dflash.health.baseline import Level
+from dflash.health.context import Judged, RunContext
+from dflash.health.detectors.base import Detector, Memory
+from dflash.health.lines import StepLine
+
+_LEAST_Z = -3.0
+_CEILING = 3.0  # times the limit: a sum without a ceiling would take forever to come down
+_PATH_POINTS = 256
+_ONSET_Z = 0.75  # a point this far up speaks for the rise having begun
+
+
+class RisenPoint(msgspec.Struct, frozen=True, array_like=True):
+    """A point since the sum left zero."""
+
+    step: int
+    z: float
+    rise: float
+
+
+class SustainedMemory(Memory):
+    """The sum, the references it is taken against, and the points since it left zero."""
+
+    score: float = 0.0
+    references: dict[int, Level] = msgspec.field(default_factory=dict)
+    path: list[RisenPoint] = msgspec.field(default_factory=list)
+    first_step: int = 0
+    alarm: int | None = None
+
+
+class SustainedRise(Detector):
+    """Loss that rises and stays up, in all buckets together."""
+
+    name = "sustained rise"
+    domain = "training"
+    _memory: SustainedMemory
+
+    def __init__(self, rise: RiseConfig) -> None:
+        super().__init__(SustainedMemory())
+        self._rise = rise
+        self._least_rise = math.log1p(rise.min_rise_frac)
+
+    def rule(self) -> str:
+        """The rule with its thresholds."""
+        r = self._rise
+        return (
+            f"sum of (clipped deviation - {r.cusum_drift:g}) over all buckets above {r.cusum_limit:g}, and {r.confirm_steps} steps "
+            f"after the onset the median of the newest {r.confirm_points} points still {r.confirm_z:g} deviations and "
+            f"{100 * r.min_rise_frac:g} % up"
+        )
+
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
+        """Judge a live step record."""
+        memory, rise = self._memory, self._rise
+        for judged in context.judged:
+            self.checked += 1
+            if memory.score == 0.0 and judged.z <= rise.cusum_drift and judged.level.lowest == judged.level.median:
+                continue
+            self._add(judged, record.step)
+        if memory.score > rise.cusum_limit and len(memory.path) >= rise.confirm_points:
+            self._confirm(record, context)
+
+    def _add(self, judged: Judged, step: int) -> None:
+        memory, rise = self._memory, self._rise
+        level = memory.references.get(judged.batch.bucket, judged.level)
+        up = judged.value - min(level.lowest, level.median)
+        z = up / level.scale_for(judged.batch.n_tokens)
+        score = memory.score + min(max(z, _LEAST_Z), rise.cusum_clip) - rise.cusum_drift
+        if score <= 0.0:
+            if memory.score > 0.0:
+                self._reset(step)
+            return
+        if memory.score == 0.0:
+            memory.first_step = step
+        memory.score = min(score, _CEILING * rise.cusum_limit)
+        memory.references[judged.batch.bucket] = level
+        memory.path.append(RisenPoint(step, z, up))
+        if len(memory.path) > _PATH_POINTS:
+            del memory.path[: _PATH_POINTS // 4]
+
+    def _reset(self, step: int) -> None:
+        memory = self._memory
+        memory.score = 0.0
+        memory.references, memory.path = {}, []
+        if memory.alarm is not None:
+            self.findings.amend(memory.alarm, back_step=step)
+            memory.alarm = None
+
+    def _confirm(self, record: StepLine, context: RunContext) -> None:
+        memory, rise = self._memory, self._rise
+        if memory.alarm is not None:
+            self.findings.amend(memory.alarm, last_step=record.step)
+            return
+        onset = self._onset()
+        if record.step - onset < rise.confirm_steps:
+            return
+        newest = memory.path[-rise.confirm_points :]
+        z = statistics.median(point.z for point in newest)
+        up = statistics.median(point.rise for point in newest)
+        if z < rise.confirm_z or up < self._least_rise:
+            return
+        planned = context.planned_near(onset, steps=rise.planned_steps)
+        if planned is not None and self._is_settled(up):
+            self._explain(planned, onset=onset, up=up, record=record, context=context)
+            return
+        memory.alarm = self._alarm(
+            f"loss has risen by {100 * math.expm1(up):.0f} % since step {onset} and stays up",
+            onset=onset,
+            record=record,
+            context=context,
+            bucket=None,
+            z=round(z, 2),
+            rise_frac=round(math.expm1(up), 4),
+            cusum=round(memory.score, 2),
+            suspected_since=memory.first_step,
+            buckets=sorted(memory.references),
+        )
+
+    def _onset(self) -> int:
+        """Where the points begin to speak for a rise: the start that gives the largest sum up to now (maximum likelihood)."""
+        best, total, onset = -math.inf, 0.0, self._memory.first_step
+        for point in reversed(self._memory.path):
+            total += min(max(point.z, _LEAST_Z), self._rise.cusum_clip) - _ONSET_Z
+            if total >= best:
+                best, onset = total, point.step
+        return onset
+
+    def _is_settled(self, up: float) -> bool:
+        """Whether the rise stands where it was half way, and is no larger than a declared change may make it."""
+        path = self._memory.path
+        half = statistics.median(point.rise for point in path[len(path) // 4 : max(len(path) // 2, len(path) // 4 + 1)])
+        return up < math.log1p(self._rise.planned_max_frac) and abs(up - half) < max(0.25 * up, self._least_rise / 2)
+
+    def _explain(self, planned: tuple[int, str], *, onset: int, up: float, record: StepLine, context: RunContext) -> None:
+        """A declared change moved the loss once: note it, and learn the new level."""
+        step, event = planned
+        self._finding(
+            "info",
+            f"loss has settled {100 * math.expm1(up):.0f} % higher since the declared change ({event}) at step {step}",
+            steps=(onset, onset, record.step),
+            planned_event=event,
+            planned_step=step,
+            rise_frac=round(math.expm1(up), 4),
+        )
+        self._reset(record.step)
+        context.rebase = True
