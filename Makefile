@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
 
-.PHONY: help setup demo test lint format types ui ui-down docs clean lock bench-peers
+.PHONY: help setup demo test test-full lint format types ui ui-down docs clean lock bench-peers
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,13 @@ demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
 
 test: $(STAMP) ## the test-suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# Thousands of random histories and schedules, sixty kills: before a release, at most two hours on two cores.
+test-full: export DFLASH_FULL = 1
+test-full: export DFLASH_ROLLBACK_HISTORIES = 4000
+test-full: export DFLASH_SCHEDULES = 40000
+test-full: $(STAMP) ## the test-suite with many more random kills, histories and schedules
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 3600
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -32,7 +32,9 @@ def write_chats(path: Path, *, count: int, mean_turns: int, mean_characters: int
         for number in range(count):
             turns = draw.randint(1, 2 * mean_turns - 1)
             messages = [
-                {"role": role, "content": _text(draw, texts, mean_characters)} for _ in range(turns) for role in ("user", "assistant")
+                {"role": role, "content": _text(draw, texts, mean_characters)}
+                for _ in range(turns)
+                for role in ("user", "assistant")
             ]
             file.write(json.dumps({"id": f"chat-{number}", "source": "benchmark", "messages": messages}, ensure_ascii=False) + "\n")
         return file.tell()

@@ -10,9 +10,10 @@ from typing import Any
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
-EXIT_UNHEALTHY = 20  # the run's log shows damage
+EXIT_WATCH = 3  # the run's log shows something worth a look, nothing is damaged
+EXIT_UNHEALTHY = 4  # the run's log shows damage
+EXIT_BLIND = 5  # the log says too little to judge: blind is not healthy
 EXIT_HALTED = 21  # the run was stopped by a decision and must not be restarted as if it had crashed
-EXIT_BLIND = 22  # the log says too little to judge: blind is not healthy
 EXIT_NONFINITE = 23  # too many non-finite updates in a row
 EXIT_INTERRUPTED = 24  # the trainer was asked to stop and saved its state first
 EXIT_TRAINER_CRASHED = 25  # the trainer died more often than it may be started again

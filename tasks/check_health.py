@@ -10,10 +10,10 @@ from prefect import task
 from dflash.config import load_config
 from dflash.errors import UnhealthyError
 from dflash.records import HealthReport, RunPaths
-from dflash.stages import health_stage, list_runs
+from dflash.stages import health_pictures, health_stage, list_runs
 from dflash.train.runs import run_is_live
 from tasks.policies import NEVER_CACHED, SHORT_TIMEOUT_S, is_transient
-from tasks.reporting import markdown
+from tasks.reporting import markdown, picture
 
 
 @task(name="find-live-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
@@ -39,6 +39,8 @@ def check_health(run_dir: str, *, act: bool, ended: bool | None) -> HealthReport
     """Judge a run's log; with `act`, ask its live supervisor to carry out what the check decides."""
     report = health_stage(run_dir, act=act, ended=ended)
     markdown("health", health_text(report), description=f"{report.run}: {report.verdict}")
+    for file in health_pictures(RunPaths(Path(run_dir)))[:1]:
+        picture("health-loss", file.read_bytes(), kept_in=str(file), description=f"{report.run}: loss with what was found")
     return report
 
 

@@ -5,8 +5,10 @@ A module of its own, because a worker imports it, and what it imports (no torch,
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+from functools import cache
 from typing import Any
 
 from prefect import task
@@ -31,9 +33,17 @@ LINE_EVERY_S = 10.0
 )
 def carry_out(name: str, work: Work[Any]) -> Any:
     """Do one piece of work; the whole data set has a time limit, a piece of it has none."""
+    _begin()
+    return work.run(progress=PieceLog(name))
+
+
+@cache
+def _begin() -> None:
+    """Once in a worker, whatever it does first."""
     plain_console()
     let_library_log()
-    return work.run(progress=PieceLog(name))
+    # What is imported stays to the end. Collecting it at exit takes seconds, and an engine kills a worker that does not end.
+    gc.freeze()
 
 
 class PieceLog:

@@ -46,7 +46,7 @@ def _report(data: DataStage) -> None:
         for bucket in data.buckets
     ]
     state = "reused" if data.reused else "built"
-    set_aside = f"; {data.quarantined} rows set aside" if data.quarantined else ""
+    set_aside = f"; rows set aside: {data.quarantined}" if data.quarantined else ""
     table("data", rows, description=f"data set {state}: {data.samples} samples, {data.tokens} tokens in {data.location}{set_aside}")
     link("data-preview", data.preview, description="samples of every bucket, their supervised tokens coloured")
 

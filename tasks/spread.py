@@ -7,6 +7,7 @@ left running. A piece whose worker is killed is given to another one by the engi
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ def open_spread(data: DataConfig) -> Iterator[Spread]:
                 place = futures[future]
                 try:
                     result = future.result()
+                    if isinstance(result, lost):  # Ray hands some of its errors over as results
+                        raise result
                 except lost as error:
                     raise DataError(
                         f"the workers that did `{work[place].name}` were killed, or could not start: {error}",
@@ -64,14 +67,8 @@ def _dask(data: DataConfig) -> tuple[Callable[[], TaskRunner[Any]], type[Excepti
         raise _missing("dask", error) from error
     if data.runner_address is not None:
         return lambda: DaskTaskRunner(address=data.runner_address), KilledWorker
-    here: dict[str, Any] = {
-        "n_workers": data.workers,
-        "threads_per_worker": 1,
-        "processes": True,
-        "host": "127.0.0.1",
-        "dashboard_address": "127.0.0.1:0",
-        "scheduler_kwargs": {"dashboard": False},
-    }
+    here: dict[str, Any] = {"n_workers": data.workers, "threads_per_worker": 1, "processes": True, "host": "127.0.0.1"}
+    here |= {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     return lambda: DaskTaskRunner(cluster_kwargs=here), KilledWorker
 
 
@@ -87,7 +84,8 @@ def _ray(data: DataConfig) -> tuple[Callable[[], TaskRunner[Any]], type[Exceptio
         raise _missing("ray", error) from error
     if data.runner_address is not None:
         return lambda: RayTaskRunner(address=data.runner_address), RayError
-    here = {"num_cpus": data.workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    here = {"num_cpus": data.workers, "include_dashboard": False}
+    here |= {"object_store_memory": OBJECT_STORE_BYTES, "logging_level": logging.WARNING}
     return lambda: RayTaskRunner(init_kwargs=here), RayError
 
 

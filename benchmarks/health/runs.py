@@ -94,13 +94,16 @@ def healthy_run(mix: Mix, *, seed: int, steps: int, interleaved: bool, train: Tr
     grad = usual_grad * (1 + 3 * np.exp(-time / 80)) * np.exp(0.14 * rng.standard_t(6, steps))
     batch = np.arange(steps * mix.micro_batches).reshape(shape)
     jitter = rng.integers(0, 4, steps)
+    left = (steps - time - 1) * mix.micro_batches
     columns = Columns(
-        step=time.astype(np.int64), segment=np.zeros(steps, np.int64), epoch=np.zeros(steps, np.int64), bucket=bucket, batch_id=batch,
-        first_row=batch * ROWS, n_tokens=n_tokens, loss=loss, accuracy=accuracy, grad_norm=grad,
+        step=time.astype(np.int64), segment=np.zeros(steps, np.int64), epoch=np.zeros(steps, np.int64), bucket=bucket,
+        batch_id=batch, first_row=batch * ROWS, n_tokens=n_tokens, loss=loss, accuracy=accuracy, grad_norm=grad,
         lr=np.array([scheduled_lr(train, int(step), total=steps) for step in time]), skipped=np.zeros(steps, bool),
         nonfinite=np.zeros(steps, bool), step_time_s=mix.step_s * np.exp(0.03 * rng.standard_normal(steps)),
-        ready=np.minimum(np.minimum(2 * time, QUEUE_FULL - jitter), steps - time - 1), feature=np.minimum(np.minimum(time, 8), steps - time - 1),
-        targets=(time[:, None] + np.arange(TARGETS) + rng.integers(0, 2, (steps, TARGETS))) // TARGETS, present=np.ones(steps, bool),
+        ready=np.minimum(np.minimum(2 * time * mix.micro_batches, QUEUE_FULL - jitter), left),
+        feature=np.minimum(np.minimum(time, 8), left),
+        targets=(time[:, None] + np.arange(TARGETS) + rng.integers(0, 2, (steps, TARGETS))) // TARGETS,
+        present=np.ones(steps, bool),
     )  # fmt: skip
     run = Run(mix=mix, columns=columns, total_steps=steps)
     run.events.append((0, "start", {"total_steps": steps, "plan_position": 0, "overlay": None}))
@@ -112,10 +115,32 @@ def healthy_run(mix: Mix, *, seed: int, steps: int, interleaved: bool, train: Tr
     return run
 
 
-def _losses(rng: np.random.Generator, mix: Mix, bucket: Ints, token_ratio: Floats) -> Floats:
+def rebucket(run: Run, taken: npt.NDArray[np.bool_], bucket: int, *, first: int) -> None:
+    """Micro-batches marked in `taken` (from row `first` on) become batches of `bucket`, with its loss and gradient norm."""
+    c, rows = run.columns, slice(first, first + len(taken))
+    grads = np.array([kind.grad_norm for kind in run.mix.buckets])
+    tokens = np.array([kind.tokens for kind in run.mix.buckets])
+    before, old = grads[c.bucket[rows]].mean(axis=1), c.bucket[rows].copy()
+    time = c.step[rows][:, None]
+    ratio = mean_loss(run.mix, np.full_like(old, bucket), time) / mean_loss(run.mix, old, time)
+    c.loss[rows] *= np.where(taken, ratio, 1.0)
+    c.n_tokens[rows] = np.maximum(np.where(taken, c.n_tokens[rows] * tokens[bucket] / tokens[old], c.n_tokens[rows]), 8).astype(
+        np.int64
+    )
+    c.bucket[rows] = np.where(taken, bucket, old)
+    c.accuracy[rows] = 0.75 * np.exp(-0.55 * c.loss[rows])
+    c.grad_norm[rows] *= grads[c.bucket[rows]].mean(axis=1) / before
+
+
+def mean_loss(mix: Mix, bucket: Ints, time: Ints) -> Floats:
+    """Expected loss of micro-batches: from that of a guess down to the bucket's own."""
     final = np.array([kind.final_loss for kind in mix.buckets])[bucket]
-    time = np.arange(len(bucket))[:, None]
-    mean = final + (6.0 - final) * (0.75 * np.exp(-time / 60) + 0.25 * (1 + time / 40) ** -0.7)
+    result: Floats = final + (6.0 - final) * (0.75 * np.exp(-time / 60) + 0.25 * (1 + time / 40) ** -0.7)
+    return result
+
+
+def _losses(rng: np.random.Generator, mix: Mix, bucket: Ints, token_ratio: Floats) -> Floats:
+    mean = mean_loss(mix, bucket, np.arange(len(bucket))[:, None])
     noise = mix.law(rng, bucket.shape)
     for i in range(1, len(noise) if mix.correlation else 0):
         noise[i] = mix.correlation * noise[i - 1] + math.sqrt(1 - mix.correlation**2) * noise[i]

@@ -9,6 +9,8 @@ from dflash.checkpoint.pointers import point_to, read_pointer
 from dflash.checkpoint.remove import remove_aside, remove_checkpoint, remove_leftovers, set_aside
 from dflash.checkpoint.retention import checkpoints_to_delete
 from dflash.checkpoint.save import CheckpointContent, RunIdentity, save_checkpoint
+from dflash.checkpoint.scan import NormJump, TensorScan, norm_jumps, scan_file, total_norm
+from dflash.checkpoint.why import Explanation, LogEvidence, why_states
 from dflash.checkpoint.writer import CheckpointWriter, WriterHooks
 
 __all__ = [
@@ -17,9 +19,13 @@ __all__ = [
     "CheckpointContent",
     "CheckpointWriter",
     "Evidence",
+    "Explanation",
     "Ledger",
     "LoadedCheckpoint",
+    "LogEvidence",
+    "NormJump",
     "RunIdentity",
+    "TensorScan",
     "Transition",
     "WriterHooks",
     "checkpoints_to_delete",
@@ -29,6 +35,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "newest_durable",
+    "norm_jumps",
     "point_to",
     "propose_transitions",
     "read_ledger",
@@ -40,6 +47,9 @@ __all__ = [
     "remove_leftovers",
     "save_checkpoint",
     "saved_states",
+    "scan_file",
     "set_aside",
+    "total_norm",
     "verify_checkpoint",
+    "why_states",
 ]

@@ -17,6 +17,7 @@ import torch
 from dflash.checkpoint import layout
 from dflash.checkpoint.pointers import point_to
 from dflash.checkpoint.tensors import all_finite, global_norm, write_tensors
+from dflash.errors import DflashError
 from dflash.records import CheckpointManifest, FileEntry, TrainerState, to_json
 from dflash.storage import atomic_write_text, fsync_dir, sha256_file
 
@@ -64,6 +65,21 @@ def save_checkpoint(
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir()
+    try:
+        manifest = _write_files(temporary, content, created_at=created_at, on_operation=on_operation)
+        _rename_into_place(temporary, final, on_operation)
+    except (OSError, DflashError):
+        # Half a checkpoint on a full disk would be in the way of the next one.
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    on_operation("pointer")
+    point_to(directory, layout.LATEST, content.state.step)
+    return manifest
+
+
+def _write_files(
+    temporary: Path, content: CheckpointContent, *, created_at: str, on_operation: Callable[[str], None]
+) -> CheckpointManifest:
     on_operation("drafter")
     entries = [write_tensors(temporary / layout.DRAFTER_FILE, content.drafter)]
     on_operation("optimizer")
@@ -73,9 +89,6 @@ def save_checkpoint(
     manifest = _manifest(content, tuple(entries), created_at)
     on_operation("manifest")
     atomic_write_text(temporary / layout.MANIFEST_FILE, to_json(manifest, indent=2))
-    _rename_into_place(temporary, final, on_operation)
-    on_operation("pointer")
-    point_to(directory, layout.LATEST, content.state.step)
     return manifest
 
 

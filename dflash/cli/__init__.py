@@ -1,56 +1,56 @@
 """The command line: the same functions as the Prefect tasks, without a server.
 
-Exit codes: 0 ok, 1 user error, 2 usage, 20 unhealthy, 21 halted, 22 blind, 23 too many non-finite updates,
+Exit codes: 0 ok, 1 user error, 2 usage, 3 watch, 4 unhealthy, 5 blind, 21 halted, 23 too many non-finite updates,
 24 stopped on request, 25 trainer crashed, 26 not lossless.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
 
-from dflash.cli import (
-    config_commands,
-    data_commands,
-    doctor_commands,
-    evaluate_commands,
-    export_commands,
-    health_commands,
-    train_commands,
-)
 from dflash.cli.output import configure_logging
 from dflash.errors import EXIT_OK, DflashError
 
 COMMANDS = (
-    data_commands,
-    doctor_commands,
-    train_commands,
-    health_commands,
-    evaluate_commands,
-    export_commands,
-    config_commands,
+    "data_commands",
+    "doctor_commands",
+    "balance_commands",
+    "train_commands",
+    "join_commands",
+    "health_commands",
+    "checkpoint_commands",
+    "evaluate_commands",
+    "export_commands",
+    "config_commands",
 )
+"""Modules of this package, in the order of the help."""
+
+ALONE = {"health": "health_commands"}
+"""Commands that start without the others: a verdict is wanted within a second, and most others import torch."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command tree."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole command tree, or that of one command which needs no other."""
     parser = argparse.ArgumentParser(
         prog="python -m dflash",
         description="Train a DFlash drafter for a frozen target LLM, and know that the run is healthy.",
         epilog=f"Exit codes: {(__doc__ or '').split('Exit codes: ')[1].strip()}",
     )
     groups = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.register(groups)
+    for name in COMMANDS if only is None else (ALONE[only],):
+        importlib.import_module(f"dflash.cli.{name}").register(groups)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = build_parser(words[0] if words and words[0] in ALONE else None).parse_args(argv)
     configure_logging(arguments.verbose)
     try:
         code: int = arguments.run(arguments)

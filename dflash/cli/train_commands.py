@@ -34,6 +34,7 @@ def _train(arguments: argparse.Namespace) -> int:
         payload,
         f"{run.paths.root}: {outcome.steps} steps in {outcome.train_time_s:.0f} s, waited for features "
         f"{outcome.wait_frac:.1%} of the time, padding efficiency {plan.manifest.padding_efficiency:.3f}\n"
+        f"{outcome.stages}\n"
         f"checkpoint {outcome.checkpoint}\nnext: python -m dflash evaluate {run.paths.root}",
     )
     return 0

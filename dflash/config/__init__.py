@@ -33,7 +33,6 @@ __all__ = [
     "QueueConfig",
     "ReaderConfig",
     "RiseConfig",
-    "RiseConfig",
     "RollbackConfig",
     "RunConfig",
     "ServerConfig",

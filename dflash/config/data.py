@@ -80,7 +80,7 @@ class DataConfig(Section):
     max_bad_frac: float = Field(0.05, ge=0, le=1, description="Quarantined share above which the build stops.")
     bucket_edges_tokens: tuple[int, ...] | Literal["auto", "equal_mass"] = Field(
         (48, 72, 104, 144, 192, 256),
-        description="Upper edges of the length buckets; `auto` pads least for the measured lengths, `equal_mass` shares tokens evenly.",
+        description="Upper edges of the length buckets; `auto` pads the measured lengths least, `equal_mass` shares tokens evenly.",
     )
     num_buckets: int = Field(6, ge=1, le=64, description="Buckets of `auto` and `equal_mass`.")
     rows_per_shard: int = Field(50_000, ge=1, description="Rows of one Parquet file.")
@@ -131,6 +131,6 @@ class PlanConfig(Section):
     )
     order: Literal["interleave", "shuffle", "sorted", "random"] = Field(
         "interleave",
-        description="`interleave` mixes the buckets evenly, `shuffle` permutes batches, `sorted` goes by length, `random` packs without it.",
+        description="`interleave` mixes buckets evenly, `shuffle` permutes batches, `sorted` goes by length, `random` ignores it.",
     )
     max_bucket_run: int = Field(3, ge=1, description="Longest run of one bucket in consumption order, where feasible.")

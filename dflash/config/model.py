@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +13,7 @@ from pydantic import Field, model_validator
 from dflash.config.base import Section
 
 LayerType = Literal["full_attention", "sliding_attention"]
+GGUF_SUFFIX = ".gguf"
 
 
 class RunConfig(Section):
@@ -34,7 +38,9 @@ class ExpectedTarget(Section):
 class TargetConfig(Section):
     """The frozen target model."""
 
-    path: str = Field("demo", description="`demo` (shipped with the package), a Hugging Face folder, or a hub name.")
+    path: str = Field(
+        "demo", description="`demo` (shipped with the package), a Hugging Face folder, a hub name, or a Llama `*.gguf` file."
+    )
     revision: str | None = Field(None, description="Hub revision; pin it for reproducible runs.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="`auto`: float32 on a CPU (bfloat16 is about 100x slower there), bfloat16 on a GPU."
@@ -47,8 +53,25 @@ class TargetConfig(Section):
 
     @property
     def location(self) -> str:
-        """Folder or hub name to load from; `demo` is the target shipped inside the package."""
-        return str(files("dflash") / "demo" / "target") if self.path == "demo" else self.path
+        """Folder or hub name to load from; `demo` is the target shipped inside the package.
+
+        A GGUF file's is the folder that it is converted into on first use, named by the file's place, size and time.
+        """
+        if self.path == "demo":
+            return str(files("dflash") / "demo" / "target")
+        file = self.gguf_file
+        if file is None:
+            return self.path
+        stat = file.stat()
+        digest = hashlib.sha256(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return str(cache / "dflash" / "gguf" / f"{file.stem}-{digest[:16]}")
+
+    @property
+    def gguf_file(self) -> Path | None:
+        """The GGUF file that `path` names, if it names an existing one."""
+        file = Path(self.path)
+        return file if file.suffix == GGUF_SUFFIX and file.is_file() else None
 
     @model_validator(mode="after")
     def _mask_is_named_once(self) -> Self:
@@ -109,7 +132,17 @@ class ClusterConfig(Section):
     """Devices: `replicas x (targets_per_replica + 1)` on GPUs; on a CPU all roles share it."""
 
     device: Literal["cpu", "cuda"] = Field("cpu", description="Kind of device that target and drafter run on.")
-    replicas: int = Field(1, ge=1, le=1, description="Data-parallel replicas (one process each); one for now.")
+    replicas: int = Field(1, ge=1, description="Data-parallel replicas, one process each; part of a run's identity.")
+    nodes: int = Field(1, ge=1, description="Machines that share the replicas equally (see docs/scale-out.md).")
+    rendezvous: str | None = Field(
+        None, pattern=r"^[^:\s]+:\d{1,5}$", description="`host:port` of the first machine, where several meet; unused on one."
+    )
+    network_interface: str | None = Field(
+        None, description="Network interface of the ranks' traffic between machines; chosen by the libraries if absent."
+    )
+    collective_timeout_s: float = Field(
+        600.0, gt=0, description="A rank that the others wait for longer is taken for dead; must exceed the first save."
+    )
     targets_per_replica: int = Field(1, ge=1, description="Target workers a replica; each has its own GPU on `cuda`.")
     device_memory_bytes: int | None = Field(None, ge=1, description="Memory of one device, for the memory plan.")
     torch_threads: int = Field(1, ge=1, description="Torch threads of the process (tiny models: one is fastest).")
@@ -118,6 +151,24 @@ class ClusterConfig(Section):
     def devices_needed(self) -> int:
         """GPUs that the configuration asks for; 0 on a CPU."""
         return self.replicas * (self.targets_per_replica + 1) if self.device == "cuda" else 0
+
+    @property
+    def devices_per_node(self) -> int:
+        """GPUs that each machine must have; 0 on a CPU."""
+        return self.devices_needed // self.nodes
+
+    @property
+    def replicas_per_node(self) -> int:
+        """Ranks of one machine."""
+        return self.replicas // self.nodes
+
+    @model_validator(mode="after")
+    def _nodes_share_replicas(self) -> Self:
+        if self.replicas % self.nodes:
+            raise ValueError(f"replicas {self.replicas} is no multiple of nodes {self.nodes}: every machine has equally many")
+        if self.nodes > 1 and self.rendezvous is None:
+            raise ValueError(f"{self.nodes} nodes need rendezvous: host:port of the first of them")
+        return self
 
 
 TemplateFlags = dict[str, Any]

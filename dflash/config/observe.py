@@ -21,7 +21,9 @@ class SpikeConfig(Section):
     grad_floor: float = Field(0.15, gt=0, description="Smallest scale of the log gradient norm.")
     loss_z: float = Field(6.0, gt=0, description="Loss spike alone.")
     loss_z_with_grad: float = Field(4.0, gt=0, description="Loss spike beside a gradient spike within 2 steps before.")
-    grad_z: float = Field(6.0, gt=0, description="Gradient spike.")
+    grad_z: float = Field(6.0, gt=0, description="Gradient spike ...")
+    grad_factor: float = Field(10.0, gt=1, description="... or this many times its bucket's median, in any noise.")
+    grad_least_factor: float = Field(5.0, gt=1, description="Under this many times the median an outlier alone is only noted.")
     recover_z: float = Field(2.0, gt=0, description="A spike is over once z is back under this.")
     recover_steps: int = Field(50, ge=1, description="Steps after which an unrecovered spike is critical.")
     recover_points: int = Field(
@@ -33,9 +35,13 @@ class SpikeConfig(Section):
         1e-3, gt=0, lt=1, description="Chance of such a cluster anywhere in the run so far, at the run's own rate of spikes, under "
         "which it is critical.",
     )  # fmt: skip
-    usual_spikes: int = Field(5, ge=1, description="Points that stand out before they can be what this run's data is like ...")
-    usual_frac: float = Field(0.01, gt=0, lt=1, description="... at this share of all points ...")
-    usual_factor: float = Field(1.4, gt=1, description="... and no further out than this many times their median.")
+    grad_usual_p: float = Field(2e-5, gt=0, lt=1, description="Likewise of a gradient outlier.")
+    usual_p: float = Field(
+        1e-5,
+        gt=0,
+        lt=1,
+        description="Chance of one point, by the run's own tail, over which a spike without a gradient is only noted.",
+    )
 
 
 class RiseConfig(Section):
@@ -43,11 +49,14 @@ class RiseConfig(Section):
 
     cusum_drift: float = Field(1.0, gt=0, description="Deviations taken off every point: rises smaller than this never add up.")
     cusum_limit: float = Field(15.0, gt=0, description="Sum of the clipped deviations that calls for a confirmation.")
-    cusum_clip: float = Field(4.0, gt=0, description="Largest share of one point in the sum, so that outliers cannot make it alone.")
+    cusum_clip: float = Field(
+        4.0, gt=0, description="Largest share of one point in the sum, so that outliers cannot make it alone."
+    )
     confirm_steps: int = Field(50, ge=1, description="Steps from the onset on after which a rise must still be there.")
-    confirm_points: int = Field(12, ge=3, description="Newest points whose median confirms it ...")
-    confirm_z: float = Field(1.5, gt=0, description="... in deviations ...")
-    min_rise_frac: float = Field(0.12, gt=0, description="... and as a share of the loss: smaller settled rises damage nothing.")
+    confirm_points: int = Field(24, ge=3, description="Newest points whose median confirms it ...")
+    confirm_z: float = Field(2.0, gt=0, description="... in deviations ...")
+    confirm_grad_z: float = Field(4.0, gt=0, description="A gradient outlier this far out, a step or two before, dates the onset.")
+    min_rise_frac: float = Field(0.15, gt=0, description="... and as a share of the loss: smaller settled rises damage nothing.")
     divergence_points: int = Field(100, ge=10, description="Points of a bucket whose median is compared with its best.")
     divergence_frac: float = Field(0.25, gt=0, description="Rise over the best median that is a strike.")
     divergence_checks: int = Field(3, ge=1, description="Strikes in a row that are divergence.")
@@ -64,12 +73,11 @@ class WatchConfig(Section):
     accuracy_expected: float = Field(10.0, gt=0, description="No hit at all counts where at least this many were expected.")
     clip_frac: float = Field(0.05, gt=0, lt=1, description="Clip coefficient under which next to nothing of an update is left ...")
     clip_steps: int = Field(20, ge=1, description="... which is critical after this many steps in a row.")
-    explosion_factor: float = Field(10.0, gt=1, description="Gradient norm over its bucket's median that is an outlier in any noise.")
     dead_records: int = Field(50, ge=2, description="Records with one and the same value: the metric is frozen.")
     save_p: float = Field(0.01, gt=0, lt=1, description="Chance of that many spikes near saves under which they are linked ...")
     save_min_saves: int = Field(5, ge=2, description="... from this many saves on (two can never prove it) ...")
     save_ratio: float = Field(3.0, gt=1, description="... and at this many times the usual rate.")
-    save_near_steps: int = Field(20, ge=1, description="Steps from the beginning of a save on that count as near it.")
+    save_near_steps: int = Field(10, ge=1, description="Steps from the beginning of a save on that count as near it.")
     stall_factor: float = Field(1.5, gt=1, description="Slowest steps during saves over the median step that are a stall.")
     hung_factor: float = Field(10.0, gt=1, description="A save this many times its usual length hangs ...")
     hung_min_s: float = Field(60.0, gt=0, description="... but never before this many seconds.")
@@ -87,7 +95,9 @@ class WatchConfig(Section):
     resume_steps: int = Field(100, ge=1, description="Steps after a resume that are compared with those before it.")
     resume_points: int = Field(30, ge=3, description="Least micro-batches of that comparison.")
     resume_z: float = Field(2.0, gt=0, description="Mean deviation that makes a resume a bad one.")
-    artefact_z: float = Field(4.0, gt=0, description="A record of few samples under this, once scaled by their number, is no spike.")
+    artefact_z: float = Field(
+        4.0, gt=0, description="A record of few samples under this, once scaled by their number, is no spike."
+    )
 
 
 class HealthConfig(Section):

@@ -36,6 +36,11 @@ class Config(Section):
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
 
+    @property
+    def micro_batches_per_step(self) -> int:
+        """Consecutive micro-batches of the plan that one optimizer step consumes, over all replicas."""
+        return self.cluster.replicas * self.train.accumulation_steps
+
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
         longest = self.data.longest_sample_tokens
@@ -52,6 +57,8 @@ class Config(Section):
             raise ValueError(
                 f"evaluate.block_size {self.evaluate.block_size} is above the trained drafter.block_size {self.drafter.block_size}"
             )
+        if self.train.compile and self.cluster.device == "cpu":
+            raise ValueError("train.compile is for GPUs: compiling the elementwise parts made the step slower on a CPU")
         expected = self.target.expected
         if expected is not None:
             if expected.hidden_size != self.drafter.hidden_size:

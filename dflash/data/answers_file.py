@@ -47,9 +47,11 @@ class AnswersFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        self._raw.close()
-        self._partial.unlink(missing_ok=True)
+        try:
+            self._file.close()
+            self._raw.close()
+        finally:
+            self._partial.unlink(missing_ok=True)
 
     def add(self, answered: AnsweredConversation) -> None:
         """Write one conversation."""

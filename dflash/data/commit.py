@@ -31,7 +31,7 @@ from dflash.data.preview import preview_page
 from dflash.data.shards import columns_of_table
 from dflash.data.units import BuildJob, reuse_policy, staged_lengths
 from dflash.errors import DataError, SchemaVersionError, StorageError
-from dflash.records import BucketStats, DataFile, DataManifest, QuarantinedRow, UnitRecord, to_json
+from dflash.records import BucketStats, DataFile, DataManifest, QuarantinedRow, UnitRecord, sealed, to_sealed_json, unsealed
 from dflash.storage import Store
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ def known_edges(job: BuildJob) -> tuple[int, ...] | None:
     if job.store.size(EDGES_FILE) is None:
         return None
     try:
-        edges = tuple(json.loads(job.store.read(EDGES_FILE))["edges_tokens"])
-    except (ValueError, KeyError, TypeError) as error:
+        edges = tuple(unsealed(job.store.read(EDGES_FILE), origin=f"{job.location}/{EDGES_FILE}")["edges_tokens"])
+    except (KeyError, TypeError, DataError) as error:
         raise DataError(f"{job.location}/{EDGES_FILE} is damaged", remedy="remove the data set and build it again") from error
     if not edges or any(type(edge) is not int for edge in edges) or list(edges) != sorted(set(edges)):
         raise DataError(f"{job.location}/{EDGES_FILE} holds {list(edges)}", remedy="remove the data set and build it again")
@@ -86,7 +86,7 @@ def fix_edges(job: BuildJob, staged: Sequence[UnitRecord]) -> tuple[int, ...]:
     choose = auto_edges if data.bucket_edges_tokens == "auto" else equal_mass_edges
     edges = choose(counts, buckets=data.num_buckets, pad_multiple_tokens=job.config.plan.pad_multiple_tokens)
     content = {"edges_tokens": list(edges), "chosen": data.bucket_edges_tokens, "samples": int(counts.sum())}
-    job.store.put(EDGES_FILE, (json.dumps(content) + "\n").encode(), only_if_absent=True)
+    job.store.put(EDGES_FILE, sealed(content).encode(), only_if_absent=True)
     return known_edges(job) or edges
 
 
@@ -109,7 +109,7 @@ def commit(records: Sequence[UnitRecord], *, job: BuildJob, tokenizer: PreTraine
     judge(manifest, job)
     warn_of_inexact_answers(records)
     store, name = job.store, manifest_name(manifest.fingerprint)
-    content = (to_json(manifest, indent=2) + "\n").encode()
+    content = to_sealed_json(manifest).encode()
     _write_preview(store, manifest, tokenizer)
     if not store.put(name, content, only_if_absent=True):
         try:

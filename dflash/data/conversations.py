@@ -126,7 +126,7 @@ def read_conversations(
     """Stream the conversations of many files in order.
 
     Args:
-        files: local paths, `s3://` objects, or patterns of either.
+        files: local paths, `s3://` objects, or patterns of either; a file that is named twice is read once.
         limit: conversations to take (bad rows not counted); all if None.
         system_prompt: system turn put before conversations that have none; None adds none.
 
@@ -190,7 +190,7 @@ def with_system_prompt(messages: tuple[Message, ...], system_prompt: str | None)
 
 
 def _rows(files: Sequence[str], system_prompt: str | None) -> Iterator[Conversation | QuarantinedRow]:
-    uris = [uri for pattern in files for uri in expand(pattern)]
+    uris = list(dict.fromkeys(uri for pattern in files for uri in expand(pattern)))
     ids = UniqueIds()
     for uri, label in zip(uris, source_labels(uris), strict=True):
         for raw in read_raw_batches(uri, rows_per_batch=READ_ROWS):

@@ -83,11 +83,11 @@ def _rows(uri: str, rows_per_batch: int) -> Iterator[RawRow]:
     start = head.lstrip()[:1]
     content = chain([head], chunks)
     if start == b"[" and not _named_as_lines(uri):
-        yield from list_rows(uri, content, start=0)
+        yield from list_rows(uri, content, start=0, alone=True)
         return
     offset = list_offset(head, LIST_KEYS) if start == b"{" and not _named_as_lines(uri) else None
     if offset is not None:
-        yield from list_rows(uri, content, start=offset)
+        yield from list_rows(uri, content, start=offset, alone=False)
     else:
         yield from text_lines(content)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from dflash.errors import DataError
 
@@ -53,26 +55,32 @@ def text_lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedRow]:
         yield _held_row(held, size)
 
 
-def list_rows(uri: str, chunks: Iterable[bytes], *, start: int) -> Iterator[bytes | OversizedRow]:
+def list_rows(uri: str, chunks: Iterable[bytes], *, start: int, alone: bool) -> Iterator[bytes | OversizedRow]:
     """Elements of a JSON list as their text.
 
     Args:
         uri: names the file in errors.
         chunks: its content.
         start: byte at or before the opening bracket, in the first chunk.
+        alone: the list is not the value of an object's key.
 
     Raises:
-        DataError: the content ends inside the list.
+        DataError: the content ends inside the list or its object, or goes on after it.
     """
+    content = iter(chunks)
     scanner = _ListScanner(start)
-    for chunk in chunks:
-        yield from scanner.feed(chunk)
-        if scanner.finished:
-            return
-    raise DataError(
-        f"{uri} ends inside its list of rows, after {scanner.found} whole ones",
-        remedy="fetch the file again, or mend the row with the unbalanced bracket or quote",
-    )
+    yield from _scanned(scanner, content)
+    found, inside = scanner.found, "list of rows, after"
+    if scanner.finished and not alone:
+        # To the scanner the object's other keys are as good as elements.
+        behind, scanner, inside = scanner.rest, _ListScanner(0), "object, behind"
+        deque(_scanned(scanner, chain([b"[" + behind], content)), maxlen=0)
+    if not scanner.finished:
+        raise DataError(
+            f"{uri} ends inside its {inside} {found} whole ones",
+            remedy="fetch the file again, or mend the row with the unbalanced bracket or quote",
+        )
+    _check_nothing_follows(uri, chain([scanner.rest], content), found=found)
 
 
 def list_offset(head: bytes, keys: tuple[str, ...]) -> int | None:
@@ -97,6 +105,14 @@ def list_offset(head: bytes, keys: tuple[str, ...]) -> int | None:
             return None
         at = _skip(text, at + 1)
     return None
+
+
+def _scanned(scanner: _ListScanner, chunks: Iterator[bytes]) -> Iterator[bytes | OversizedRow]:
+    """Elements up to the list's end, if there is one; no chunk behind it is taken."""
+    for chunk in chunks:
+        yield from scanner.feed(chunk)
+        if scanner.finished:
+            return
 
 
 class _ListScanner:
@@ -136,11 +152,17 @@ class _ListScanner:
                 yield from self._completed(at)
                 if mark != b",":
                     self.finished = True
+                    self._position = at + 1
                     return
             elif mark in b"]}":
                 self._depth -= 1
         self._position = len(self._buffer)
         self._forget()
+
+    @property
+    def rest(self) -> bytes:
+        """What follows the list in the chunks so far."""
+        return self._buffer[self._position :]
 
     def _completed(self, end: int) -> Iterator[bytes | OversizedRow]:
         size = end - self._element + self._dropped
@@ -174,6 +196,17 @@ class _ListScanner:
         self._buffer = self._buffer[keep:]
         self._position -= keep
         self._element -= keep
+
+
+def _check_nothing_follows(uri: str, chunks: Iterable[bytes], *, found: int) -> None:
+    """A second list, or rows behind a bracket too many, must not be lost silently."""
+    for chunk in chunks:
+        text = chunk.strip(_SPACE.encode())
+        if text:
+            raise DataError(
+                f"{uri} goes on after its list of {found} rows: {text[:40].decode('utf-8', errors='replace')!r}",
+                remedy="write one list a file, or one row a line in a file named .jsonl; or mend the row with the bracket too many",
+            )
 
 
 def _held_row(held: list[bytes], size: int) -> bytes | OversizedRow:

@@ -17,6 +17,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from dflash.errors import DataError
 from dflash.records import to_json
-from dflash.storage import fsync_dir
+from dflash.storage import disk_errors, fsync_dir
 
 JOURNAL_SCHEMA_VERSION = 2
 
@@ -127,12 +128,22 @@ class AnswerJournal:
         return None
 
     def append(self, entries: Iterable[AnswerEntry]) -> None:
-        """Record answers durably: they survive any kill after this returns."""
+        """Record answers durably: they survive any kill after this returns.
+
+        Raises:
+            StorageError: the disk is full; the journal is closed then.
+        """
         batch = [(entry.digest, (to_json(entry) + "\n").encode()) for entry in entries]
         offset = self._file.seek(0, os.SEEK_END)
-        self._file.write(b"".join(line for _, line in batch))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with disk_errors(f"record answers in {self._path}", remedy="free space there; all answers before these are kept"):
+            try:
+                self._file.write(b"".join(line for _, line in batch))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError:
+                with suppress(OSError):  # closing tries to write once more
+                    self._file.close()
+                raise
         for digest, line in batch:
             self._index.add(digest, offset)
             offset += len(line)

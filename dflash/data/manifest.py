@@ -1,7 +1,7 @@
 """A data set's folder: its names, and what must hold before anyone reads it.
 
-Invariant: a manifest is believed only if every file that it lists has the size that it says; whether the bytes are hashed
-too is the caller's policy. Names come from the manifest, so each must be one that a builder can have given.
+Invariant: a manifest is believed only if its seal fits and every file that it lists has the size that it says; whether the
+bytes are hashed too is the caller's policy. Names come from the manifest, so each must be one that a builder can have given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dflash.errors import DataError
-from dflash.records import DataFile, DataManifest, ShardEntry, from_json
+from dflash.records import DataFile, DataManifest, ShardEntry, from_sealed_json
 from dflash.storage import Store, sha256_in_store
 
 MANIFEST_FILE = "manifest.json"
@@ -49,7 +49,7 @@ def read_manifest(store: Store, *, fingerprint: str | None, verify: Verify) -> D
             f"there is no complete data set in {store.uri} ({name} is missing)",
             remedy="build it (python -m dflash data prepare CONFIG); a build that was killed goes on where it stopped",
         )
-    manifest = from_json(DataManifest, store.read(name), origin=f"{store.uri}/{name}")
+    manifest = from_sealed_json(DataManifest, store.read(name), origin=f"{store.uri}/{name}")
     if fingerprint is not None and manifest.fingerprint != fingerprint:
         raise DataError(
             f"{store.uri}/{name} is the manifest of {manifest.fingerprint}, expected {fingerprint}",

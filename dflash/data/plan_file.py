@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dflash.data.plan_arrays import ARRAY_NAMES, BatchPlan, EpochArrays, describe_array, describe_epoch, plan_sha256
 from dflash.errors import DataError, StorageError
-from dflash.records import PlanArray, PlanManifest, from_json, to_json
+from dflash.records import PlanArray, PlanManifest, from_sealed_json, to_sealed_json
 from dflash.storage import atomic_write_text, fsync_dir
 
 MANIFEST_FILE = "manifest.json"
@@ -54,7 +54,7 @@ class PlanWriter:
     def finish(self, manifest: PlanManifest) -> None:
         """Write the manifest: the plan is complete."""
         fsync_dir(self._dir)
-        atomic_write_text(self._dir / MANIFEST_FILE, to_json(manifest, indent=2) + "\n")
+        atomic_write_text(self._dir / MANIFEST_FILE, to_sealed_json(manifest))
 
 
 def write_plan(plan: BatchPlan, plan_dir: Path) -> None:
@@ -75,7 +75,7 @@ def read_plan_manifest(plan_dir: Path) -> PlanManifest:
     file = plan_dir / MANIFEST_FILE
     if not file.is_file():
         raise DataError(f"there is no batch plan in {plan_dir}", remedy="prepare the run first: it builds the plan")
-    return from_json(PlanManifest, file.read_bytes(), origin=str(file))
+    return from_sealed_json(PlanManifest, file.read_bytes(), origin=str(file))
 
 
 def load_plan(plan_dir: Path) -> BatchPlan:

@@ -16,9 +16,10 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +33,7 @@ from dflash.data.put import SCRATCH_FOLDER
 from dflash.data.sources import Progress, UnitSpec, describe_sources, plan_units, survey_source
 from dflash.data.tokenizer import resolve_mask_token_id
 from dflash.data.units import STAGING, BuildJob, build_unit, reuse_policy, stage_unit
-from dflash.errors import DataError, SchemaVersionError
+from dflash.errors import DataError, SchemaVersionError, StorageError
 from dflash.records import DataManifest
 from dflash.storage import Store, open_store
 
@@ -204,18 +205,22 @@ def find_data(job: BuildJob, units: Sequence[UnitSpec]) -> PreparedData | None:
     return PreparedData(store.uri, fingerprint, manifest, reused=True)
 
 
-@contextmanager
-def exclusive(job: BuildJob) -> Iterator[None]:
-    """Be the one builder of a local store; the kernel releases the lock however the process ends. Remote stores have no lock.
+def exclusive(job: BuildJob) -> AbstractContextManager[None]:
+    """Be the one builder of a job's data set, if its store is local; see `hold_store`."""
+    return hold_store(job.store)
 
-    What killed builds left unfinished goes first: nobody else can be at work on it.
+
+@contextmanager
+def hold_store(store: Store) -> Iterator[None]:
+    """Be the one builder of a data set in a local store; the kernel releases the lock however the process ends.
+
+    What killed builds left unfinished goes first: nobody else can be at work on it. Remote stores have no lock.
     """
-    folder = job.store.local_root
+    folder = store.local_root
     if folder is None:
         yield
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / ".lock").open("w") as lock:
+    with _lock_file(folder.parent) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -227,6 +232,16 @@ def exclusive(job: BuildJob) -> Iterator[None]:
         staging = folder / STAGING
         if staging.exists() and not any(staging.glob("units/*.json")):
             shutil.rmtree(staging)
+
+
+def _lock_file(root: Path) -> TextIO:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return (root / ".lock").open("w")
+    except OSError as error:
+        raise StorageError(
+            f"cannot keep data sets in {root}: {error.strerror}", remedy="give data.store or run.root a folder that can be written"
+        ) from error
 
 
 def _remove_scratch(folder: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dflash.records import DataFile
-from dflash.storage import Store, sha256_file, sha256_in_store
+from dflash.storage import Store, disk_errors, sha256_file, sha256_in_store
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,16 @@ def put_data_file(store: Store, stem: str, local: Path, *, rows: int) -> DataFil
 
 @contextmanager
 def scratch_folder(store: Store) -> Iterator[Path]:
-    """A local folder for unfinished files, gone afterwards; on the store's own file system if that is local."""
-    parent: Path | None = None
-    if store.local_root is not None:
-        parent = store.local_root / SCRATCH_FOLDER
+    """A local folder for unfinished files, gone afterwards; on the store's own file system if that is local.
+
+    Raises:
+        StorageError: its disk is full or cannot be written.
+    """
+    local = store.local_root
+    parent = Path(tempfile.gettempdir()) if local is None else local / SCRATCH_FOLDER
+    remedy = "free space there and build again: finished files are kept"
+    remedy += "; TMPDIR may name another folder for unfinished ones" if local is None else ""
+    with disk_errors(f"write unfinished files in {parent}", remedy=remedy):
         parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix="dflash-build-") as folder:
-        yield Path(folder)
+        with tempfile.TemporaryDirectory(dir=parent, prefix="dflash-build-") as folder:
+            yield Path(folder)

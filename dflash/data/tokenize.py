@@ -154,14 +154,12 @@ class BatchTokenizer:
         ]
 
     def _check_ids(self, conversations: Sequence[Conversation], rendered: Sequence[tuple[Rendered, ...] | QuarantinedRow]) -> None:
-        """Prove, for a whole batch at once, that no id is the mask token's or out of range."""
-        arrays = [each.input_ids for found in rendered if isinstance(found, tuple) for each in found]
-        ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-        if int(ids.max(initial=0)) < self._job.vocab_size and not (ids == self._job.mask_token_id).any():
-            return
+        """Prove that no id is the mask token's or out of range."""
+        mask, rows = self._job.mask_token_id, self._job.vocab_size
         for conversation, found in zip(conversations, rendered, strict=True):
             for each in found if isinstance(found, tuple) else ():
-                self._refuse_ids(each.input_ids, conversation)
+                if int(each.input_ids.max(initial=0)) >= rows or (each.input_ids == mask).any():
+                    self._refuse_ids(each.input_ids, conversation)
 
     def _refuse_ids(self, ids: NDArray[np.int32], conversation: Conversation) -> None:
         where, mask = f"{conversation.origin}: sample {conversation.id!r}", self._job.mask_token_id
@@ -172,11 +170,10 @@ class BatchTokenizer:
                 f"{where} uses the mask token {token} (id {mask}) at token {places[0]}",
                 remedy="choose a target.mask_token that the corpus never uses, or remove the sample",
             )
-        if int(ids.max(initial=0)) >= self._job.vocab_size:
-            raise DataError(
-                f"{where} has token id {ids.max()}, the target's embedding has {self._job.vocab_size} rows",
-                remedy="use the tokenizer that belongs to the target",
-            )
+        raise DataError(
+            f"{where} has token id {ids.max()}, the target's embedding has {self._job.vocab_size} rows",
+            remedy="use the tokenizer that belongs to the target",
+        )
 
 
 def make_renderer(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> ChatRenderer:

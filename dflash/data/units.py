@@ -37,7 +37,7 @@ from dflash.data.tokenize import TokenizeJob
 from dflash.data.unit_rows import Answering, tokenized_batches
 from dflash.data.unit_write import BucketWriter, copy_data_file, write_unit
 from dflash.errors import DataError, StorageError
-from dflash.records import ShardEntry, UnitRecord, from_json, to_json
+from dflash.records import ShardEntry, UnitRecord, from_sealed_json, to_sealed_json
 from dflash.storage import Store, open_store
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,9 @@ def build_unit(
         job.store.put(record_name(spec.unit), _record_bytes(record), only_if_absent=False)
     if staged is not None:
         _remove_unit(job.staging.store, staged)
+    elif measured:
+        # A builder that was slower may have recorded what a faster one had removed already.
+        job.staging.store.delete(record_name(spec.unit))
     return record
 
 
@@ -141,7 +144,7 @@ def find_unit(spec: UnitSpec, *, job: BuildJob, edges: Sequence[int]) -> UnitRec
     if store.size(name) is None:
         return None
     try:
-        record = from_json(UnitRecord, store.read(name), origin=f"{store.uri}/{name}")
+        record = from_sealed_json(UnitRecord, store.read(name), origin=f"{store.uri}/{name}")
     except DataError as error:
         logger.warning("%s; %s is built again", error.what, spec.source.label)
         return None
@@ -254,4 +257,4 @@ def _remove_unit(store: Store, record: UnitRecord) -> None:
 
 
 def _record_bytes(record: UnitRecord) -> bytes:
-    return (to_json(record, indent=2) + "\n").encode()
+    return to_sealed_json(record).encode()

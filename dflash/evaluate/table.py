@@ -47,6 +47,7 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         _line("padding efficiency", f"{summary.padding_efficiency:.1%} of the trained tokens are real"),
         _line("longest bucket run", f"{summary.longest_bucket_run} batches of one length bucket in a row"),
         _line("waiting for features", f"{summary.feature_wait_frac:.1%} of the drafter's time"),
+        *_stage_lines(summary),
         _line("health", clean_text(summary.health_verdict)),
         *([] if not summary.reused else _wrapped("reused", clean_text(", ".join(summary.reused)))),
         "-" * WIDTH,
@@ -56,6 +57,13 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         "=" * WIDTH,
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _stage_lines(summary: RunSummary) -> list[str]:
+    if not summary.stage_busy_frac:
+        return []
+    busy = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stage_busy_frac.items())
+    return [*_wrapped("stages busy", clean_text(busy)), *_wrapped("", clean_text(summary.split_advice))]
 
 
 def _line(label: str, text: str) -> str:

@@ -6,9 +6,9 @@ from dflash.health.decision import is_damage
 from dflash.records import Finding, Verdict
 
 VERDICT_MEANS: dict[Verdict, str] = {
-    "healthy": "Nothing needs doing.",
-    "watch": "Nothing is damaged, but something is worth a look while the run goes on.",
-    "unhealthy": "The weights are, or will be, damaged. Stop the run and go back to a clean checkpoint.",
+    "healthy": "Training goes as it should. Nothing needs doing.",
+    "watch": "Nothing is damaged, but something is worth a look. The run may go on meanwhile.",
+    "unhealthy": "The weights are, or will be, damaged. Stop the run and go back to a saved state from before the damage.",
     "blind": "The log says too little to judge the run. Not knowing is not the same as healthy.",
 }
 
@@ -18,6 +18,21 @@ WHAT_TO_DO: dict[str, str] = {
     "non-finite": "Look at these batches; lower the learning rate, or the precision is too low, if it comes again.",
     "gradient spike": "Clipping absorbs a lone one. If a loss spike follows, look at these batches.",
     "loss spike": "One that settles needs nothing. If the same batches do it again, take their samples out.",
+    "sustained rise": "Look at the batches at its onset and at what changed there.",
+    "divergence": "Lower the learning rate or go back: the bucket has been getting worse for a long time.",
+    "accuracy drop": "The loss tells whether it is real; if the loss is calm, look at how accuracy is measured.",
+    "gradient explosion": "Lower the learning rate, and look at the batches where it began.",
+    "dead metric": "The sensor is broken, not the run: look at how this number is measured.",
+    "save correlation": "Look at what a save does to the trainer: buffers, random states, threads.",
+    "save stall": "Look at the disk and at how long the snapshot blocks training; a save that hangs needs a restart.",
+    "bucket mix": "Nothing: judge each bucket by itself.",
+    "simple rules": "Nothing: these are counted, and never acted on.",
+    "short window": "Nothing: too few samples for the height to mean anything.",
+    "share drift": "Compare the plan with what is consumed: a bucket runs out, or batches are skipped.",
+    "target imbalance": "Look at the slow target's device: clocks, temperature, another process.",
+    "throughput": "Look at the devices, the reader's storage and the queues: which stage starves?",
+    "bad resume": "The state that was loaded is not the one that was saved: optimizer, schedule or weights.",
+    "repeated data": "The plan position was not restored: the same samples are trained on again.",
     "lr mismatch": "Compare the trainer's schedule with the configuration: the run is not training as configured.",
     "bucket run": "Interleave the buckets of the plan better, or allow a shorter longest run.",
     "queue decline": "A producer is losing ground: add target workers, or look at the reader's storage.",

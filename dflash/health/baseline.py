@@ -83,13 +83,14 @@ class Baseline:
         """Usual value, scale and reference count, or None during the warm-up."""
         return self._level
 
-    def outliers(self, z: float) -> list[float]:
-        """Deviations of the held points that lie more than `z` spreads above the level; none during the warm-up."""
-        level = self._level
+    def deviations(self) -> list[float]:
+        """How far each held point stands above its neighbours (not above the level: the loss falls); none in the warm-up."""
+        level, values = self._level, self._values
         if level is None:
             return []
-        deviations = (level.z(value, count) for value, count in zip(self._values, self._counts, strict=True))
-        return [deviation for deviation in deviations if deviation > z]
+        usual = (median_of_sorted(sorted(values[max(0, i - 3) : i + 4])) for i in range(len(values)))
+        near = zip(values, usual, self._counts, strict=True)
+        return [(value - median) / level.scale_for(count) for value, median, count in near]
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""

@@ -19,6 +19,7 @@ import msgspec
 
 from dflash.config import CheckpointConfig, HealthConfig, TrainConfig, section_hash
 from dflash.errors import DataError
+from dflash.health.causes import Surroundings, classified
 from dflash.health.decision import Remedy, damage_of
 from dflash.health.detectors import Integrity
 from dflash.health.detectors.grad_spike import composition
@@ -98,6 +99,7 @@ class HealthChecker:
         stale = stale_finding(self._health, context, now_s=now_s, ended=ended, last_step=live.last)
         findings = [*self._panel.findings(), *self._integrity.reported(), *([stale] if stale is not None else [])]
         findings.sort(key=_order)
+        findings, clusters = classified(findings, self._surroundings())
         evidence = Evidence(
             findings=findings,
             steps=context.steps,
@@ -127,7 +129,7 @@ class HealthChecker:
             findings=tuple(findings),
             damage=damage,
             decision=None if damage is None else remedy(damage),
-            stats=self._stats(),
+            stats=self._stats() | {"clusters": [cluster.summary() for cluster in clusters]},
         )
 
     def state(self) -> dict[str, Any]:
@@ -192,6 +194,7 @@ class HealthChecker:
             self._snapshot(event.step)
         self._panel.see_event(event)
         self._integrity.on_event(event)
+        self._history.see_event(event)
 
     def _after_replacement(self, segment: int, step: int) -> None:
         """A log that goes on where the old one ended was rotated; any other is judged from nothing."""
@@ -220,6 +223,7 @@ class HealthChecker:
             self._panel.snapshot(step)
 
     def _remember(self, record: StepLine) -> None:
+        self._history.see_step(record)
         for batch in record.micro_batches:
             if batch.ce_sum is not None and batch.n_tokens > 0:
                 curve = self._history.loss.get(batch.bucket) or self._history.loss.setdefault(batch.bucket, Curve())
@@ -236,6 +240,17 @@ class HealthChecker:
         expected = self._live.last + 1
         return (self._live.covered() - self._panel.context.steps_without_loss) / expected if expected else 0.0
 
+    def _surroundings(self) -> Surroundings:
+        panel, health = self._panel, self._health
+        return Surroundings(
+            planned=panel.context.planned,
+            planned_steps=health.rise.planned_steps,
+            saves=panel.saves.figures(),
+            saves_proven=panel.saves.is_proven(),
+            near_save_steps=health.watch.save_near_steps,
+            samples=panel.repeated.checked,
+        )
+
     def _stats(self) -> dict[str, Any]:
         context, live = self._panel.context, self._live
         return {
@@ -243,6 +258,7 @@ class HealthChecker:
             "dead_records": live.dead,
             "total_steps": context.total_steps,
             "finished": context.finished,
+            "counts": self._panel.simple.counts(),
             "longest_bucket_run": self._panel.run_length.longest,
             "buckets": {
                 str(bucket): {"loss_median": math.exp(level.median), "log_loss_scale": level.scale, "tokens_per_batch": level.count}

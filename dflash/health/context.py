@@ -15,6 +15,7 @@ from dflash.records import LrOverlay
 
 RECENT_STEPS = 512  # longest span whose batches a critical finding can name
 STEP_TIMES = 64
+GRAD_LEAD_STEPS = 2
 _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 # Signs of life of the trainer itself; a heartbeat only proves that the log writer lives.
 _LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged", "save_durable", "finish"})
@@ -23,11 +24,12 @@ _PLANNED = frozenset({"epoch", "lr_change"})
 
 
 class RecentStep(msgspec.Struct, array_like=True):
-    """A step of the recent past: the batches it consumed and how far its gradient norm stood out."""
+    """A step of the recent past: its batches, how far its gradient norm stood out, and the chance of that where it did."""
 
     step: int
     batch_ids: list[int]
     grad_z: float | None
+    grad_chance: float | None = None
 
 
 class Judged(NamedTuple):
@@ -59,7 +61,7 @@ class RunContext(msgspec.Struct):
         total_steps: optimizer steps the schedule is laid out for, once known.
         overlay: what a rollback changed about the learning rate.
         last_life_s: wall time of the trainer's last sign of life.
-        last_loss_spike: step of the newest loss spike in any bucket.
+        last_loss_spike: step of the newest loss spike in any bucket; last_rise: likewise, also where it is only noted.
         open_loss_spikes: buckets that have not come back from one.
         planned: (step, event) of the newest declared changes that may move the loss.
         rebase: a declared change has moved the loss for good; its baselines are to be learnt anew.
@@ -76,6 +78,7 @@ class RunContext(msgspec.Struct):
     last_life_s: float | None = None
     step_times_s: list[float] = msgspec.field(default_factory=list)
     last_loss_spike: int | None = None
+    last_rise: int | None = None
     open_loss_spikes: int = 0
     last: LastValues | None = None
     finished: bool = False
@@ -122,6 +125,11 @@ class RunContext(msgspec.Struct):
         """Batch ids that the remembered steps in [first_step, last_step] consumed, ascending."""
         return tuple(sorted({batch for seen in self.recent if first_step <= seen.step <= last_step for batch in seen.batch_ids}))
 
+    def led_from(self, onset: int, z: float) -> int:
+        """The step at which a gradient outlier led what shows from `onset` on; the gradient leads by a step or two."""
+        leading = [seen.step for seen in self.recent if onset - GRAD_LEAD_STEPS <= seen.step < onset and (seen.grad_z or 0.0) > z]
+        return min(leading, default=onset)
+
     def planned_near(self, step: int, *, steps: int) -> tuple[int, str] | None:
         """The declared change nearest to `step`, if it is no more than `steps` away."""
         near = [change for change in self.planned if abs(change[0] - step) <= steps]
@@ -131,9 +139,21 @@ class RunContext(msgspec.Struct):
         """Median time of the recent steps, None before the first."""
         return median_of_sorted(sorted(self.step_times_s)) if self.step_times_s else None
 
-    def set_grad_z(self, z: float) -> None:
-        """Note how far the newest step's gradient norm stood out."""
-        self.recent[-1].grad_z = round(z, 3)
+    def set_grad_z(self, z: float, *, chance: float | None) -> None:
+        """Note how far the newest step's gradient norm stood out, and how rare that is by the run's own noise."""
+        seen = self.recent[-1]
+        seen.grad_z = round(z, 3)
+        seen.grad_chance = chance
+
+    def grad_chance_near(self) -> float:
+        """Smallest chance of the gradients of the newest step and those that may have led it; 1 where none stood out."""
+        newest = self.recent[-1].step
+        near = [
+            s.grad_chance
+            for s in self.recent[-1 - GRAD_LEAD_STEPS :]
+            if s.grad_chance is not None and s.step >= newest - GRAD_LEAD_STEPS
+        ]
+        return min(1.0, (1 + GRAD_LEAD_STEPS) * min(near, default=1.0))
 
     def grad_z_before(self, step: int, *, steps: int) -> float | None:
         """Largest gradient z of the `steps` steps before `step`, None where none was judged."""

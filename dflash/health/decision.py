@@ -62,6 +62,11 @@ def decided(plan: RollbackPlan) -> str:
     return f"{text}."
 
 
+def critical_findings(report: HealthReport) -> list[Finding]:
+    """The findings that mean damage, in the order of the report."""
+    return [finding for finding in report.findings if is_damage(finding)]
+
+
 def critical_training_spans(report: HealthReport) -> list[tuple[int, int]]:
     """(onset, last evidence) in record steps of every critical training finding, ascending.
 

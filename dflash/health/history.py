@@ -1,14 +1,20 @@
 """Curves for the report, thinned to a bounded number of points.
 
 Invariant: which points are kept depends on the records alone, never on how the log was cut into readings: every
-`stride`-th record of a series, the stride doubling whenever the series is full.
+`stride`-th record of a series, or the highest of as many records where the peak is what matters; the stride doubles
+whenever the series is full.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from dflash.health.lines import EventLine, StepLine
+
 MAX_POINTS = 300
+MAX_PEAKS = 160
+MAX_SAVES = 256
+_SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -46,16 +52,108 @@ class Curve(msgspec.Struct):
             self.points.pop()
 
 
+class Peak(msgspec.Struct, array_like=True):
+    """The highest value of a stretch of records: where the stretch begins, the value, and what it belongs to."""
+
+    step: int
+    value: float
+    tag: int
+
+
+class Peaks(msgspec.Struct):
+    """One series as the highest value of each stretch of `stride` records."""
+
+    stretches: list[Peak] = msgspec.field(default_factory=list)
+    stride: int = 1
+    in_last: int = 0
+
+    def see(self, step: int, value: float, tag: int) -> None:
+        """Count the next record of the series."""
+        if not self.stretches or self.in_last >= self.stride:
+            if len(self.stretches) >= MAX_PEAKS:
+                pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
+                self.stretches = [Peak(a.step, max(a.value, b.value), a.tag if a.value >= b.value else b.tag) for a, b in pairs]
+                self.stride *= 2
+            self.stretches.append(Peak(step, value, tag))
+            self.in_last = 0
+        elif value > self.stretches[-1].value:
+            self.stretches[-1].value, self.stretches[-1].tag = value, tag
+        self.in_last += 1
+
+    def rewind(self, step: int) -> None:
+        """Forget the stretches from `step` on."""
+        while self.stretches and self.stretches[-1].step >= step:
+            self.stretches.pop()
+            self.in_last = self.stride
+
+
+class Save(msgspec.Struct, array_like=True):
+    """A save: the step it began at, and the newest step when it ended (None while it is under way)."""
+
+    step: int
+    end: int | None
+
+
 class History(msgspec.Struct):
-    """The curves: loss by bucket, gradient norm by composition of the update."""
+    """What the pictures show.
+
+    Attributes:
+        loss: by bucket; grad_norm: by composition of the update.
+        queues: depth by stage; targets: by worker, batches ahead of (or behind) the mean of all.
+        step_time: seconds; runs: length of the run of one bucket that a step is part of, tagged with the bucket.
+        saves: oldest first.
+        run_bucket, run_length: of the run in progress; last_step: newest record.
+    """
 
     loss: dict[int, Curve] = msgspec.field(default_factory=dict)
     grad_norm: dict[str, Curve] = msgspec.field(default_factory=dict)
+    queues: dict[str, Curve] = msgspec.field(default_factory=dict)
+    targets: dict[int, Curve] = msgspec.field(default_factory=dict)
+    step_time: Peaks = msgspec.field(default_factory=Peaks)
+    runs: Peaks = msgspec.field(default_factory=Peaks)
+    saves: list[Save] = msgspec.field(default_factory=list)
+    run_bucket: int | None = None
+    run_length: int = 0
+    last_step: int = 0
+
+    def see_step(self, record: StepLine) -> None:
+        """Remember what does not belong to a bucket's own curve."""
+        step = self.last_step = record.step
+        self.step_time.see(step, record.step_time_s, 0)
+        for batch in record.micro_batches:
+            if batch.bucket != self.run_bucket:
+                self.run_bucket, self.run_length = batch.bucket, 0
+            self.run_length += 1
+            self.runs.see(step, self.run_length, batch.bucket)
+        ready = self.queues.get("ready") or self.queues.setdefault("ready", Curve())
+        if ready.wants_next():  # one count for all: they have a value in every record
+            self._keep_depths(step, record)
+
+    def _keep_depths(self, step: int, record: StepLine) -> None:
+        for name, depth in (("ready", record.ready_depth), ("features", record.feature_depth)):
+            self.queues.setdefault(name, Curve()).keep(step, depth, band=(None, None))
+        if len(record.target_depths) > 1:
+            mean = sum(record.target_depths) / len(record.target_depths)
+            for target, done in enumerate(record.target_depths):
+                self.targets.setdefault(target, Curve()).keep(step, done - mean, band=(None, None))
+
+    def see_event(self, event: EventLine) -> None:
+        """Remember when saves began and ended."""
+        if event.event == "save_begin":
+            self.saves = [*self.saves[1 - MAX_SAVES :], Save(event.step, None)]
+        elif event.event in _SAVE_ENDED:
+            for save in self.saves:
+                if save.step == event.step and save.end is None:
+                    save.end = max(self.last_step, event.step)
 
     def rewind(self, step: int) -> None:
         """Forget everything from `step` on."""
-        for curve in (*self.loss.values(), *self.grad_norm.values()):
+        for curve in (*self.loss.values(), *self.grad_norm.values(), *self.queues.values(), *self.targets.values()):
             curve.rewind(step)
+        for peaks in (self.step_time, self.runs):
+            peaks.rewind(step)
+        self.saves = [save for save in self.saves if save.step < step]
+        self.run_bucket, self.run_length = None, 0
 
 
 def _rounded(value: float) -> float:

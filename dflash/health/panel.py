@@ -14,17 +14,34 @@ import msgspec
 from dflash.config import CheckpointConfig, HealthConfig, TrainConfig
 from dflash.health.context import RunContext
 from dflash.health.detectors import (
+    AccuracyDrop,
+    BadResume,
+    BucketMix,
+    DeadMetric,
     Detector,
+    Divergence,
+    GradientExplosion,
     GradSpike,
     LossSpike,
     NonFinite,
     QueueDecline,
+    RepeatedData,
     RunLength,
+    SaveCorrelation,
     SaveFailure,
+    SaveStall,
     Schedule,
+    ShareDrift,
+    ShortWindow,
+    SimpleRules,
+    SustainedRise,
+    TargetBalance,
+    Throughput,
 )
 from dflash.health.lines import EventLine, StepLine
 from dflash.records import Finding
+
+SPARSE_STEPS = 4  # how often detectors of slow trends look
 
 
 class PanelState(msgspec.Struct, frozen=True):
@@ -60,23 +77,50 @@ class Panel:
         health, train = self._config
         self.context = RunContext()
         self.gradient = GradSpike(health.spike)
-        self.loss = LossSpike(health.spike)
+        self.loss = LossSpike(health.spike, health.rise)
         self.run_length = RunLength(health)
+        self.saves = SaveCorrelation(health.watch)
+        self.mix = BucketMix(health.watch)
+        self.simple = SimpleRules(health)
+        self.repeated = RepeatedData()
         self.detectors: list[Detector] = [
             NonFinite(health),
             self.gradient,  # before the loss, which asks what led it
-            self.loss,
+            self.loss,  # before all that look at its judgement of the record
+            SustainedRise(health.rise),
+            Divergence(health.rise),
+            BadResume(health.watch),
+            self.repeated,
+            AccuracyDrop(health.watch),
+            GradientExplosion(health.watch),
             Schedule(health, train),
             self.run_length,
-            QueueDecline(health),
+            ShareDrift(health.watch),
+            self.mix,
+            ShortWindow(health.spike, health.watch),
+            self.saves,
             SaveFailure(),
+            SaveStall(health.watch),
+            QueueDecline(health),
+            TargetBalance(health.watch),
+            Throughput(health.watch),
+            DeadMetric(health.watch),
+            self.simple,
         ]
+        looking = [each for each in self.detectors if type(each).on_step is not Detector.on_step]
+        self._on_step = [each.on_step for each in looking if not each.sparse]
+        self._on_some_steps = [each.on_step for each in looking if each.sparse]
 
     def see_step(self, record: StepLine) -> None:
         """Judge a live step record."""
-        self.context.see_step(record)
-        for detector in self.detectors:
-            detector.on_step(record, self.context)
+        context = self.context
+        context.see_step(record)
+        for on_step in self._on_step:
+            on_step(record, context)
+        if record.step % SPARSE_STEPS == 0:
+            for on_step in self._on_some_steps:
+                on_step(record, context)
+        context.judged.clear()
 
     def see_event(self, event: EventLine) -> None:
         """Judge an event."""

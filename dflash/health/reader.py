@@ -10,14 +10,12 @@ tells an appended file from a rewritten one even where inodes are reused, and le
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
-from dflash.errors import DataError
 from dflash.health.lines import LogItem, LogReplaced, TornLine, decode_block
+from dflash.health.sources import LocalLog, LogSource, Piece
 
 TAIL_BYTES = 4096
 
@@ -60,7 +58,7 @@ def start_cursor() -> LogCursor:
 
 
 def read_new(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
-    """Read the whole lines behind `cursor`.
+    """Read the whole lines of a local log behind `cursor`.
 
     Args:
         path: the log; a file that does not exist yet reads as empty.
@@ -74,29 +72,25 @@ def read_new(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
         DataError: `path` is not a regular file, or may not be read.
         SchemaVersionError: a line was written with another schema version.
     """
-    try:
-        with path.open("rb") as log:
-            return _read(log, path, cursor, max_bytes=max_bytes)
-    except FileNotFoundError:
-        gone = (LogReplaced(reason="removed"),) if cursor.offset else ()
-        return ReadResult(items=gone, cursor=start_cursor(), bytes_read=0, pending_bytes=0, more=False)
-    except OSError as error:
-        raise DataError(
-            f"the log {path} cannot be read: {error.strerror}", remedy="give the path of a readable train_log.jsonl"
-        ) from error
+    return read_new_from(LocalLog(path), cursor, max_bytes=max_bytes)
 
 
-def _read(log: BinaryIO, path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
-    status = os.fstat(log.fileno())
-    tail = _tail(log, cursor.offset) if status.st_size >= cursor.offset else b""
+def read_new_from(source: LogSource, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
+    """Read the whole lines of any source behind `cursor`; see `read_new`."""
+    piece = source.read_at(cursor.offset, before=min(cursor.offset, TAIL_BYTES), max_bytes=max_bytes)
+    if piece is None:
+        return _gone(cursor)
     items: list[LogItem] = []
-    bytes_read = len(tail)
-    reason = _replaced(cursor, inode=status.st_ino, size=status.st_size, tail=tail)
+    bytes_read = len(piece.tail) + len(piece.data)
+    reason = _replaced(cursor, piece)
     if reason is not None:
         items.append(LogReplaced(reason=reason))
-        cursor, tail = start_cursor(), b""
-    log.seek(cursor.offset)
-    data = log.read(max_bytes)
+        cursor = start_cursor()
+        piece = source.read_at(0, before=0, max_bytes=max_bytes)
+        if piece is None:
+            return _gone(cursor)
+        bytes_read += len(piece.data)
+    data = piece.data
     full = len(data) == max_bytes
     end = data.rfind(b"\n") + 1
     skipping = cursor.skipping
@@ -106,23 +100,23 @@ def _read(log: BinaryIO, path: Path, cursor: LogCursor, *, max_bytes: int) -> Re
             items.append(TornLine(offset=cursor.offset, length_bytes=max_bytes, reason=f"a line of over {max_bytes} bytes"))
         end, skipping = len(data), True
     elif end:
-        items += decode_block(data[start:end], offset=cursor.offset + start, origin=str(path))
+        items += decode_block(data[start:end], offset=cursor.offset + start, origin=source.name)
         skipping = False
-    consumed = (tail + data[:end])[-TAIL_BYTES:]
+    consumed = (piece.tail + data[:end])[-TAIL_BYTES:]
     after = LogCursor(
-        inode=status.st_ino, offset=cursor.offset + end, tail_sha256=hashlib.sha256(consumed).hexdigest(), skipping=skipping
+        inode=piece.identity, offset=cursor.offset + end, tail_sha256=hashlib.sha256(consumed).hexdigest(), skipping=skipping
     )
-    return ReadResult(items=tuple(items), cursor=after, bytes_read=bytes_read + len(data), pending_bytes=len(data) - end, more=full)
+    return ReadResult(items=tuple(items), cursor=after, bytes_read=bytes_read, pending_bytes=len(data) - end, more=full)
 
 
-def _tail(log: BinaryIO, offset: int) -> bytes:
-    log.seek(max(0, offset - TAIL_BYTES))
-    return log.read(min(offset, TAIL_BYTES))
+def _gone(cursor: LogCursor) -> ReadResult:
+    gone = (LogReplaced(reason="removed"),) if cursor.offset else ()
+    return ReadResult(items=gone, cursor=start_cursor(), bytes_read=0, pending_bytes=0, more=False)
 
 
-def _replaced(cursor: LogCursor, *, inode: int, size: int, tail: bytes) -> str | None:
-    if size < cursor.offset:
+def _replaced(cursor: LogCursor, piece: Piece) -> str | None:
+    if len(piece.tail) < min(cursor.offset, TAIL_BYTES):
         return "truncated"
-    if cursor.offset and hashlib.sha256(tail).hexdigest() != cursor.tail_sha256:
-        return "rewritten" if inode == cursor.inode else "replaced by another file"
+    if cursor.offset and hashlib.sha256(piece.tail).hexdigest() != cursor.tail_sha256:
+        return "rewritten" if piece.identity == cursor.inode else "replaced by another file"
     return None

@@ -6,9 +6,13 @@ from pathlib import Path
 
 from dflash.health.files import write_atomically
 from dflash.health.history import History
-from dflash.health.report_html import render_html
+from dflash.health.pictures import draw_pictures
+from dflash.health.report_html import render_html, render_page
 from dflash.health.report_text import render_text
 from dflash.records import HealthReport, to_json
+
+PICTURES_FOLDER = "pictures"
+"""Inside a run's `health/`: the page's pictures as files, for a tracker or an artifact."""
 
 __all__ = ["render_html", "render_text", "write_json", "write_report"]
 
@@ -21,8 +25,11 @@ def write_json(report: HealthReport, directory: Path) -> Path:
 
 
 def write_report(report: HealthReport, history: History, directory: Path) -> Path:
-    """Write `report.json` and a self-contained `report.html` into `directory` and return the latter's path."""
+    """Write `report.json`, a self-contained `report.html` and `pictures/*.png` into `directory`; return the page's path."""
     write_json(report, directory)
+    pictures = draw_pictures(history, report.findings)
+    for picture in pictures.to_keep():
+        write_atomically(directory / PICTURES_FOLDER / f"{picture.name}.png", picture.png)
     file = directory / "report.html"
-    write_atomically(file, render_html(report, history).encode())
+    write_atomically(file, render_page(report, pictures).encode())
     return file

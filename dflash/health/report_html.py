@@ -13,10 +13,13 @@ from typing import Any
 from dflash.health.advice import VERDICT_MEANS, batches_in_words, is_settled, what_to_do
 from dflash.health.decision import decided
 from dflash.health.history import History
-from dflash.health.report_plots import Picture, draw_buckets, draw_overview
-from dflash.records import DetectorSummary, Finding, HealthReport
+from dflash.health.pictures import Pictures, draw_pictures
+from dflash.health.report_causes import causes_html
+from dflash.health.report_plots import Picture
+from dflash.records import DetectorSummary, Finding, HealthReport, RollbackPlan
 
 SHOWN = 60
+_SHOWN_ADVICE = 4
 _COLOUR = {"healthy": "#1a7f4b", "watch": "#b7791f", "unhealthy": "#b3261e", "blind": "#52606d"}
 _STYLE = """
 :root{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:#1f2933;
@@ -36,9 +39,11 @@ h2{font-size:1.2rem;margin:36px 0 12px}.card{background:#fff;border:1px solid #e
 background:#e4e7eb;color:#3e4c59;margin-right:6px}
 .critical .tag.level{background:#fbe3e1;color:#8f1d17}.warn .tag.level{background:#fdf0dc;color:#7a4b0c}
 .tag.settled{background:#ddf3e6;color:#14633a}
-.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:14px}
+.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:14px}.wide{max-width:760px}
+.next{margin-top:20px;border-left:5px solid #52606d}.next.unhealthy{border-left-color:#b3261e}.next.watch{border-left-color:#d9822b}
+.next ul{margin:6px 0 0;padding-left:20px}figure .quiet{margin:0 0 8px;font-size:.92rem}
 figure{margin:0}figcaption{font-weight:600;margin-bottom:4px}img{width:100%;height:auto;display:block}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.92rem}
+.counts{margin-bottom:10px}.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.92rem}
 th{text-align:left;color:#616e7c;font-weight:600;border-bottom:1px solid #d9dee5;padding:6px 10px 6px 0}
 td{border-bottom:1px solid #eceff2;padding:8px 10px 8px 0;vertical-align:top}
 td.n{text-align:right;font-variant-numeric:tabular-nums}
@@ -50,15 +55,22 @@ code{background:#eceff2;border-radius:4px;padding:1px 5px;font-size:.88em}
 
 def render_html(report: HealthReport, history: History) -> str:
     """The page for `report`, with pictures of `history`."""
-    overview = draw_overview(history, report.findings)
+    return render_page(report, draw_pictures(history, report.findings))
+
+
+def render_page(report: HealthReport, pictures: Pictures) -> str:
+    """The page for `report` with pictures that are drawn already."""
     parts = [
         _header(report),
         "<main>",
+        _next(report),
         _tiles(report),
-        _decision(report),
-        _overview(overview),
+        _read_as(report),
+        _figures("Loss over the run", pictures.loss),
+        causes_html(report.stats),
         _findings(report.findings),
-        _pictures(draw_buckets(history, report.findings)),
+        _figures("How it ran", pictures.machinery),
+        _pictures(pictures.buckets),
         _checked(report.detectors),
         "</main>",
     ]
@@ -81,26 +93,53 @@ def _header(report: HealthReport) -> str:
 
 
 def _tiles(report: HealthReport) -> str:
+    """The run in numbers; what the log does not tell has no tile."""
     last: dict[str, Any] = report.stats.get("last") or {}
     total = report.stats.get("total_steps")
-    steps = "none" if report.last_step is None else f"{report.last_step + 1:,}"
+    foreign = "foreign" in report.stats
     step_time = report.stats.get("step_time_median_s")
+    counted = f"{report.records:,}" if foreign else "none" if report.last_step is None else f"{report.last_step + 1:,}"
     tiles = [
-        (steps, "steps" if total is None else f"of {total:,} steps"),
-        (f"{100 * report.coverage_frac:.1f} %", "of them in the log"),
+        (counted, "records" if foreign else "steps" if total is None else f"of {total:,} steps"),
+        (_number(report.last_step) if foreign else None, "last step"),
+        (f"{100 * report.coverage_frac:.1f} %", "of them with a loss" if foreign else "of them in the log"),
         (_number(last.get("ce")), "loss of the last step"),
         (_number(last.get("accepted_length")), "drafts accepted a block, last step"),
-        ("none" if step_time is None else f"{1000 * step_time:,.0f} ms", "median step"),
+        (_number(last.get("lr")) if foreign else None, "learning rate now"),
+        (None if step_time is None else f"{1000 * step_time:,.0f} ms", "median step"),
         (_number(report.stats.get("longest_bucket_run")), "longest run of one bucket"),
     ]
-    cells = "".join(f'<div class="card tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
+    cells = "".join(
+        f'<div class="card tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
+        for value, label in tiles
+        if value is not None
+    )
     return f'<div class="tiles">{cells}</div>'
 
 
-def _decision(report: HealthReport) -> str:
-    decision = report.decision
-    if decision is None:
+def _next(report: HealthReport) -> str:
+    """What to do now, before any number."""
+    if report.decision is not None:
+        return _decision(report.decision)
+    todo = list(dict.fromkeys(what_to_do(finding) for finding in report.findings if not is_settled(finding)))
+    if report.verdict == "healthy" or not todo:
         return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in todo[:_SHOWN_ADVICE])
+    return f'<div class="card next {report.verdict}"><strong>What to do</strong><ul>{items}</ul></div>'
+
+
+def _read_as(report: HealthReport) -> str:
+    """How somebody else's log was understood."""
+    foreign = report.stats.get("foreign")
+    if foreign is None:
+        return ""
+    fields = ", ".join(f"{quantity} = <code>{escape(str(field))}</code>" for quantity, field in foreign["fields"].items())
+    how = "as it was given" if foreign["given"] else "guessed from the names"
+    notes = "".join(f" {escape(str(note)).capitalize()}." for note in foreign["notes"])
+    return f'<p class="quiet">Read as {escape(str(foreign["format"]))}: {fields or "nothing"} ({how}).{notes}</p>'
+
+
+def _decision(decision: RollbackPlan) -> str:
     return (
         f'<div class="card decision"><strong>Decision:</strong> {escape(decided(decision))} '
         f"The damage began at step {decision.onset_step} and was noticed at step {decision.alarm_step}. "
@@ -144,17 +183,25 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _overview(picture: Picture | None) -> str:
-    if picture is None:
+def _figures(title: str, pictures: Sequence[Picture]) -> str:
+    if not pictures:
         return ""
-    lead = '<p class="quiet">Running median of each length bucket; red: damage, orange: warnings about the training.</p>'
-    return f'<h2>Loss over the run</h2><div class="card">{lead}{_image(picture)}</div>'
+    alone = len(pictures) == 1
+    cells = "".join(
+        f'<figure class="card"><figcaption>{"" if alone else escape(p.title)}</figcaption>'
+        f'<p class="quiet">{escape(p.words)}</p>{_image(p)}</figure>'
+        for p in pictures
+    )
+    return f'<h2>{escape(title)}</h2><div class="{"wide" if alone else "pictures"}">{cells}</div>'
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
     if not pictures:
         return ""
     cells = "".join(f'<figure class="card"><figcaption>{escape(p.title)}</figcaption>{_image(p)}</figure>' for p in pictures)
+    if len(pictures) == 1:
+        lead = '<p class="quiet">Dots: records; line: the usual value; dashed: where a spike begins; rings: findings.</p>'
+        return f'<h2>Against its own usual</h2>{lead}<div class="wide">{cells.replace("Bucket 0", "Loss and gradient norm")}</div>'
     lead = (
         '<p class="quiet">Every length bucket has its own usual loss, so each is judged against itself. '
         "Dots: batches; line: the usual value; dashed: where a spike begins; rings: findings.</p>"
@@ -180,7 +227,7 @@ def _checked(detectors: Sequence[DetectorSummary]) -> str:
     )
 
 
-def _number(value: Any) -> str:
+def _number(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "none"
+        return None
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

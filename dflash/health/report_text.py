@@ -16,7 +16,7 @@ _MARKS = {"critical": "!!", "warn": " !", "info": "  "}
 
 def render_text(report: HealthReport) -> str:
     """The verdict, the findings and what was checked, in lines of at most 80 characters."""
-    return "".join(f"{_clean(line)}\n" for line in _lines(report))
+    return "".join(f"{printable(line)}\n" for line in _lines(report))
 
 
 def _lines(report: HealthReport) -> Iterator[str]:
@@ -24,7 +24,9 @@ def _lines(report: HealthReport) -> Iterator[str]:
     yield from _wrapped(report.headline, indent="  ")
     yield from _wrapped(VERDICT_MEANS[report.verdict], indent="  ")
     if report.last_step is not None:
-        yield f"  steps 0 to {report.last_step}, {100 * report.coverage_frac:.1f} % in the log, checked {report.checked_at}"[:WIDTH]
+        covered = f"{100 * report.coverage_frac:.1f} % in the log"
+        yield f"  steps {report.first_step} to {report.last_step}, {covered}, checked {report.checked_at}"[:WIDTH]
+    yield from _read_as(report)
     if report.decision is not None:
         yield from _wrapped(f"Decision: {decided(report.decision)}", indent="  ")
     yield from _found(report)
@@ -35,17 +37,30 @@ def _lines(report: HealthReport) -> Iterator[str]:
         yield f"{row.detector:<18}{row.checked:>9}{row.findings:>7}  {note}".rstrip()
 
 
+def _read_as(report: HealthReport) -> Iterator[str]:
+    """How somebody else's log was understood."""
+    foreign = report.stats.get("foreign")
+    if foreign is not None:
+        given = " (as given)" if foreign["given"] else " (guessed from the names; --map says it otherwise)"
+        fields = ", ".join(f"{quantity} = {field}" for quantity, field in foreign["fields"].items())
+        yield from _wrapped(f"Read as {foreign['format']}: {fields}{given}", indent="  ", hang="    ")
+        for note in foreign["notes"]:
+            yield from _wrapped(f"Note: {note}", indent="  ", hang="    ")
+
+
 def _found(report: HealthReport) -> Iterator[str]:
     """What stands, with what to do about it, then what has settled."""
     if not report.findings:
         return
     yield ""
     yield "Found"
+    numbers = {id(finding): number for number, finding in enumerate(report.findings, start=1)}
     ordered = sorted(report.findings, key=is_settled)
     for finding in ordered[:SHOWN]:
         settled = finding.values.get("resolved_step")
         state = f" (settled by step {settled})" if settled is not None else ""
-        yield from _wrapped(f"{finding.detector}: {finding.message}{state}", indent=f"{_MARKS[finding.severity]} ", hang="     ")
+        text = f"{numbers[id(finding)]}. {finding.detector}: {finding.message}{state}"
+        yield from _wrapped(text, indent=f"{_MARKS[finding.severity]} ", hang="     ")
     if len(ordered) > SHOWN:
         yield f"   ... and {len(ordered) - SHOWN} more, in report.json"
     for advice in dict.fromkeys(what_to_do(finding) for finding in ordered if not is_settled(finding)):
@@ -58,6 +73,6 @@ def _wrapped(text: str, *, indent: str, hang: str | None = None) -> list[str]:
     )
 
 
-def _clean(text: str) -> str:
+def printable(text: str) -> str:
     """No control characters: what a log holds must not steer the terminal."""
     return "".join(character if character.isprintable() else " " for character in text)

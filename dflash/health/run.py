@@ -80,6 +80,12 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, rem
     return report
 
 
+def checker_of(paths: RunPaths, config: Config) -> HealthChecker:
+    """The checker as the last check of a run left it; a fresh one if there was none."""
+    checker = _restored(_load_state(paths.health_dir / "state.json"), config)
+    return HealthChecker(config.health, config.train, config.checkpoint) if checker is None else checker
+
+
 def _feed_new(checker: HealthChecker, log: Path, cursor: LogCursor) -> LogCursor:
     while True:
         result = read_new(log, cursor, max_bytes=BLOCK_BYTES)

@@ -5,15 +5,17 @@ Records are numbered in order, because such logs often record every k-th step: w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dflash.config import HealthConfig
 from dflash.health.context import RunContext
-from dflash.health.detectors import Detector, GradSpike, LossSpike, NonFinite
+from dflash.health.detectors import Detector, Divergence, GradSpike, LossSpike, NonFinite, SustainedRise
 from dflash.health.lines import MicroBatchLine, StepLine
-from dflash.records import Finding
+from dflash.records import DetectorSummary, Finding
 from dflash.records.log import LOG_SCHEMA_VERSION
+
+_BUCKET = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +27,68 @@ class SeriesPoint:
     nonfinite: tuple[str, ...]
 
 
-def judge_series(points: Sequence[SeriesPoint], *, health: HealthConfig) -> list[Finding]:
+class SeriesJudge:
+    """Judges one series as its records come.
+
+    Args:
+        health: thresholds.
+    """
+
+    def __init__(self, health: HealthConfig) -> None:
+        self._context = RunContext()
+        self._gradient, self._loss = GradSpike(health.spike), LossSpike(health.spike, health.rise)
+        self._detectors: list[Detector] = [
+            NonFinite(health),
+            self._gradient,
+            self._loss,
+            SustainedRise(health.rise),
+            Divergence(health.rise),
+        ]
+        self._records = 0
+
+    def feed(self, point: SeriesPoint) -> None:
+        """Judge the next record."""
+        record = _record(self._records, point)
+        self._records += 1
+        self._context.see_step(record)
+        for detector in self._detectors:
+            detector.on_step(record, self._context)
+        self._context.judged.clear()
+
+    def findings(self) -> list[Finding]:
+        """What was found so far, in record numbers from 0."""
+        found = (finding for detector in self._detectors for finding in detector.reported())
+        return sorted(found, key=lambda finding: (finding.onset_step, finding.detector))
+
+    def summaries(self) -> list[DetectorSummary]:
+        """What each detector looked at."""
+        return [detector.summary() for detector in self._detectors]
+
+    @property
+    def losses_judged(self) -> int:
+        """Records whose loss was compared with a baseline."""
+        return self._loss.checked
+
+    def loss_band(self) -> tuple[float | None, float | None]:
+        """(usual loss, loss where a spike begins) now; None while they are being learnt."""
+        return self._loss.usual_and_limit(_BUCKET)
+
+    def gradient_band(self) -> tuple[float | None, float | None]:
+        """(usual gradient norm, norm where a spike begins) now; None while they are being learnt."""
+        return self._gradient.usual_and_limit(str(_BUCKET))
+
+
+def judge_series(points: Iterable[SeriesPoint], *, health: HealthConfig) -> list[Finding]:
     """Findings about a series, in record numbers from 0.
 
     Args:
         points: records in order, of one bucket.
         health: thresholds.
     """
-    context = RunContext()
-    detectors: list[Detector] = [NonFinite(health), GradSpike(health.spike), LossSpike(health.spike)]
-    for number, point in enumerate(points):
-        record = _record(number, point)
-        context.see_step(record)
-        for detector in detectors:
-            detector.on_step(record, context)
-    return sorted((f for detector in detectors for f in detector.reported()), key=lambda f: (f.onset_step, f.detector))
+    judge = SeriesJudge(health)
+    for point in points:
+        judge.feed(point)
+    return judge.findings()
 
 
 def _record(number: int, point: SeriesPoint) -> StepLine:
@@ -57,9 +106,7 @@ def _record(number: int, point: SeriesPoint) -> StepLine:
         skipped=False,
         nonfinite=point.nonfinite,
         micro_batches=(
-            MicroBatchLine(
-                batch_id=number, bucket=0, epoch=0, rows=(), n_tokens=1, ce_sum=point.loss, correct=(), valid=()
-            ),
+            MicroBatchLine(batch_id=number, bucket=_BUCKET, epoch=0, rows=(), n_tokens=1, ce_sum=point.loss, correct=(), valid=()),
         ),
         plan_position=number,
         step_time_s=0.0,

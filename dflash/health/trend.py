@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -46,9 +46,26 @@ def theil_sen(values: Sequence[float]) -> tuple[float, float]:
 
 
 def binomial_tail(successes: int, trials: int, rate: float) -> float:
-    """P(X >= successes) for X ~ Binomial(trials, rate)."""
-    below = sum(math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(successes))
-    return max(0.0, 1.0 - below)
+    """P(X >= successes) for X ~ Binomial(trials, rate), summed outwards from `successes` (no term overflows)."""
+    if successes <= 0 or rate >= 1.0:
+        return 1.0
+    if successes > trials or rate <= 0.0:
+        return 0.0
+    odds = rate / (1.0 - rate)
+    if successes > trials * rate:
+        return min(1.0, _terms(successes, trials, rate, lambda k: (trials - k) / (k + 1) * odds, step=1))
+    return max(0.0, 1.0 - _terms(successes - 1, trials, rate, lambda k: k / ((trials - k + 1) * odds), step=-1))
+
+
+def _terms(start: int, trials: int, rate: float, ratio: Callable[[int], float], *, step: int) -> float:
+    log_term = math.lgamma(trials + 1) - math.lgamma(start + 1) - math.lgamma(trials - start + 1)
+    term = math.exp(log_term + start * math.log(rate) + (trials - start) * math.log1p(-rate))
+    total, k = term, start
+    while term > 1e-17 * total and 0 <= k + step <= trials:
+        term *= ratio(k)
+        total += term
+        k += step
+    return total
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from dflash.health.decision import is_damage
 from dflash.records import Finding, Verdict
 
+# Operational findings that make the log itself unfit to judge; the others (a hanging save, a crawl) are worth a look.
+_BLINDING = frozenset({"stale log", "step integrity"})
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -59,7 +62,7 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
 def _blindness(evidence: Evidence) -> str | None:
     if evidence.steps == 0:
         return "The log holds no step yet, so nothing can be said of the run."
-    broken = [f for f in evidence.findings if f.severity == "critical" and f.domain == "operations"]
+    broken = [f for f in evidence.findings if f.severity == "critical" and f.detector in _BLINDING]
     if broken:
         return f"The run cannot be judged from its log: {broken[0].message}{_more(len(broken))}."
     if evidence.coverage_frac < evidence.min_coverage_frac:

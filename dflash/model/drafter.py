@@ -10,10 +10,12 @@ Hard decision: everything but attention runs on the T kept blocks only, so that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dflash.config import DrafterConfig
 from dflash.errors import DrafterError
@@ -157,6 +159,7 @@ class Drafter(nn.Module):
         self.config = config
         self.target_hidden_size = target_hidden_size
         self.attention: AttentionBackend = ChunkedAttention()  # works everywhere; a trainer sets what its probe chose
+        self.recompute_layers = False  # a trainer sets it to trade time for the layers' saved activations
         self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         full = Visibility(window=None, causal=False)
@@ -200,7 +203,11 @@ class Drafter(nn.Module):
         plans = self._plans(BlockLayout(anchors, keep, context_tokens, block_embeds.shape[2], groups), context.dtype)
         hidden = kept.take(block_embeds)
         for layer in self._typed_layers():
-            hidden = layer(hidden, context, rotary=rotary, kept=kept, attend=plans[layer.visibility])
+            run = partial(layer, rotary=rotary, kept=kept, attend=plans[layer.visibility])
+            if self.recompute_layers and torch.is_grad_enabled():
+                hidden = checkpoint(run, hidden, context, use_reentrant=False)
+            else:
+                hidden = run(hidden, context)
         return kept.spread(self.norm(hidden))
 
     def new_cache(self) -> ContextCache:

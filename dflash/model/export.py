@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dflash.config import DrafterConfig
@@ -98,20 +99,26 @@ def export_drafter(
 
     Raises:
         DrafterError: the layout cannot express this drafter, the mask token is no row of the target's vocabulary, a weight
-            is not finite, tables are needed and missing, or the folder holds something else than an export.
+            is not finite, tables are needed and missing, or the folder holds something else than an export or cannot be
+            written.
     """
-    recover(out_dir)
-    _check_exportable(drafter, out_dir, description)
+    place = out_dir.resolve()  # `.` has no name to swap, and a link is not what shall be replaced
+    _check_exportable(drafter, place, description)
     form = LAYOUTS[layout]
     raw = form.config(description, dtype=dtype)
     state = {form.file_name(name): value for name, value in drafter.state_dict().items()}
     state |= _tables_to_store(form, description, tables)
     tensors = {name: value.detach().to("cpu", DTYPES[dtype]).contiguous() for name, value in state.items()}
-    partial = partial_path(out_dir)
+    partial = partial_path(place)
     try:
+        recover(place)
         write_files(partial, raw, tensors)
         _check_reimport(partial, form, description, tensors)
-        replace_folder(partial, out_dir)
+        replace_folder(partial, place)
+    except (OSError, SafetensorError) as error:
+        raise DrafterError(
+            f"{out_dir} cannot be written: {error}", remedy="name a folder that can be, on a disk with room"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out_dir

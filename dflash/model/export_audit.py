@@ -143,6 +143,10 @@ def _config_warnings(raw: Mapping[str, Any], layout: Layout, description: Drafte
         )
     else:
         yield CheckResult("block size", "ok", f"{description.config.block_size} in both places", "")
+    slides = "sliding_attention" in description.config.resolved_layer_types
+    if bool(raw.get("use_sliding_window")) != slides:
+        message = f"use_sliding_window {raw.get('use_sliding_window')} against layer_types that {'' if slides else 'do not '}slide"
+        yield CheckResult("window", "warn", message, f'write "use_sliding_window": {str(slides).lower()}')
     yield _causal(drafting, description)
 
 

@@ -21,6 +21,10 @@ from dflash.model.export_fields import (
     DtypeName,
     check_layer_ids,
     check_mask_token,
+    flag,
+    integers,
+    layer_types_of,
+    optional,
     read_shape,
     refuse_unsupported,
     required,
@@ -99,13 +103,13 @@ def read_zlab(raw: Mapping[str, Any], *, origin: str) -> DrafterDescription:
             drafter does not do.
     """
     drafting = required(raw, "dflash_config", dict, origin)
-    layers = required(raw, "num_hidden_layers", int, origin)
-    types = raw.get("layer_types") or ["full_attention"] * layers
+    types = layer_types_of(raw, origin, absent="full_attention")
+    architectures = optional(raw, "architectures", list, origin)
     refuse_unsupported(
-        unsupported_decoder(raw)
+        unsupported_decoder(raw, origin)
         | {
-            "causal full-attention layers": bool(drafting.get("causal")) and "full_attention" in types,
-            "architectures": ARCHITECTURE not in raw.get("architectures", [ARCHITECTURE]),
+            "causal full-attention layers": flag(drafting, "causal", origin, absent=False) and "full_attention" in types,
+            "architectures": architectures is not None and ARCHITECTURE not in architectures,
         },
         origin,
     )
@@ -113,9 +117,10 @@ def read_zlab(raw: Mapping[str, Any], *, origin: str) -> DrafterDescription:
         raw,
         origin=origin,
         rope_theta=rope_theta_of(raw, origin),
+        layer_types=tuple(types),
         block_size=_block_size(raw, drafting, origin),
-        target_layer_ids=tuple(required(drafting, "target_layer_ids", list, origin)),
-        sliding_window=raw.get("sliding_window"),
+        target_layer_ids=integers(drafting, "target_layer_ids", origin),
+        sliding_window=optional(raw, "sliding_window", int, origin),
         sliding_causal=_sliding_causal(drafting, types, origin),
     )
     description = DrafterDescription(
@@ -123,7 +128,7 @@ def read_zlab(raw: Mapping[str, Any], *, origin: str) -> DrafterDescription:
         mask_token_id=required(drafting, "mask_token_id", int, f"{origin}: dflash_config"),
         vocab_size=required(raw, "vocab_size", int, origin),
         num_target_layers=required(raw, "num_target_layers", int, origin),
-        target_hidden_size=raw.get("target_hidden_size", config.hidden_size),
+        target_hidden_size=optional(raw, "target_hidden_size", int, origin) or config.hidden_size,
         target_name=None,
         target_architectures=(),
     )
@@ -139,26 +144,21 @@ def causal_switch(config: DrafterConfig) -> bool | None:
 
 
 def _block_size(raw: Mapping[str, Any], drafting: Mapping[str, Any], origin: str) -> int:
-    named = {
-        place: value
-        for place, value in (("top", raw.get("block_size")), ("inner", drafting.get("block_size")))
-        if value is not None
-    }
-    if len(set(named.values())) != 1:
+    named = {value for place in (raw, drafting) if (value := optional(place, "block_size", int, origin)) is not None}
+    if len(named) != 1:
         raise DrafterError(
             f"{origin} names no single block_size (top level {raw.get('block_size')}, dflash_config {drafting.get('block_size')})",
             remedy="write the trained block size into both places",
         )
-    size: int = next(iter(named.values()))
+    size: int = named.pop()
     return size
 
 
 def _sliding_causal(drafting: Mapping[str, Any], types: list[str], origin: str) -> bool:
-    own, switch = drafting.get("sliding_causal"), drafting.get("causal")
+    own, switch = (drafting.get(key) for key in ("sliding_causal", "causal"))
     if "sliding_attention" in types and None not in (own, switch) and own != switch:
         raise DrafterError(
             f"{origin} says causal {switch} and sliding_causal {own} about the same sliding layers",
             remedy="write what the drafter was trained with into both, or leave `causal` out of a mixed drafter",
         )
-    chosen = own if own is not None else switch
-    return True if chosen is None else bool(chosen)
+    return flag(drafting, "causal" if own is None else "sliding_causal", origin, absent=True)

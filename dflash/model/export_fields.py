@@ -67,14 +67,59 @@ def optional(raw: Mapping[str, Any], key: str, kind: Any, origin: str) -> Any:
     return None if raw.get(key) is None else required(raw, key, kind, origin)
 
 
+def flag(raw: Mapping[str, Any], key: str, origin: str, *, absent: bool) -> bool:
+    """A truth value, `absent` where the key is absent or null; a word or a number is no truth value.
+
+    Raises:
+        DrafterError: it is of another type.
+    """
+    value = raw.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise DrafterError(f"{origin} has {key!r} = {value!r}, which is neither true nor false", remedy="write true or false")
+    return absent if value is None else value
+
+
+def integers(raw: Mapping[str, Any], key: str, origin: str) -> tuple[int, ...]:
+    """A list of integers that must be there.
+
+    Raises:
+        DrafterError: it is missing, or something else.
+    """
+    values = required(raw, key, list, origin)
+    if any(not isinstance(value, int) or isinstance(value, bool) for value in values):
+        raise DrafterError(f"{origin} has {key!r} = {values!r}, which is no list of integers", remedy="correct the list")
+    return tuple(values)
+
+
+def layer_types_of(raw: Mapping[str, Any], origin: str, *, absent: str) -> list[str]:
+    """Attention type of each layer, all `absent` where the key is absent or null.
+
+    Raises:
+        DrafterError: it is no list of that length, or only `use_sliding_window` says that some layers slide.
+    """
+    types = optional(raw, "layer_types", list, origin)
+    if types is None and raw.get("use_sliding_window"):
+        raise DrafterError(
+            f"{origin} slides (use_sliding_window) and has no layer_types that say which layers do",
+            remedy="write layer_types, one entry a layer",
+        )
+    layers = required(raw, "num_hidden_layers", int, origin)
+    if types is not None and len(types) != layers:
+        raise DrafterError(f"{origin}: layer_types has {len(types)} entries for {layers} layers", remedy="write one entry a layer")
+    return [absent] * layers if types is None else types
+
+
 def rope_theta_of(raw: Mapping[str, Any], origin: str) -> float:
     """Base of the RoPE, from `rope_theta` or from the newer `rope_parameters`.
 
     Raises:
-        DrafterError: neither names one.
+        DrafterError: neither names one, or they name different ones.
     """
-    parameters = raw.get("rope_parameters") or raw
-    return float(required(parameters, "rope_theta", int | float, origin))
+    places = (raw, optional(raw, "rope_parameters", dict, origin) or {})
+    named = {float(required(place, "rope_theta", int | float, origin)) for place in places if place.get("rope_theta") is not None}
+    if len(named) > 1:
+        raise DrafterError(f"{origin} names several rope_theta: {sorted(named)}", remedy="write the one that was trained with")
+    return named.pop() if named else float(required(raw, "rope_theta", int | float, origin))
 
 
 def refuse_unsupported(found: Mapping[str, object], origin: str) -> None:
@@ -95,15 +140,21 @@ def refuse_unsupported(found: Mapping[str, object], origin: str) -> None:
         )
 
 
-def unsupported_decoder(raw: Mapping[str, Any]) -> dict[str, object]:
-    """Decoder features of a Qwen3-style configuration that the drafter lacks, by name."""
-    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+def unsupported_decoder(raw: Mapping[str, Any], origin: str) -> dict[str, object]:
+    """Decoder features of a Qwen3-style configuration that the drafter lacks, by name.
+
+    Raises:
+        DrafterError: a value is of another type than it can have.
+    """
+    ropes = [optional(raw, key, dict, origin) or {} for key in ("rope_scaling", "rope_parameters")]
+    kinds = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
+    shares = [place.get("partial_rotary_factor") for place in (raw, *ropes)]
     return {
-        "attention_bias": raw.get("attention_bias", False),
-        "rope type": scaling.get("rope_type", scaling.get("type", "default")) != "default",
-        "partial rotary": raw.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) not in (None, 1.0),
+        "attention_bias": flag(raw, "attention_bias", origin, absent=False),
+        "rope type": any(kind != "default" for kind in kinds),
+        "partial rotary": any(share not in (None, 1.0) for share in shares),
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "tied embeddings": raw.get("tie_word_embeddings", False),
+        "tied embeddings": flag(raw, "tie_word_embeddings", origin, absent=False),
     }
 
 
@@ -111,20 +162,18 @@ def read_shape(raw: Mapping[str, Any], *, origin: str, **decided: Any) -> Drafte
     """The drafter's configuration from a layout's decoder section.
 
     Args:
-        raw: mapping with the shape keys and `layer_types`.
+        raw: mapping with the shape keys.
         origin: file name, for errors.
-        decided: what the layout spells in its own way (block size, taps, window, causality, RoPE base).
+        decided: what the layout spells in its own way (layer types, block size, taps, window, causality, RoPE base).
 
     Raises:
         DrafterError: a key is missing, or the values describe no drafter.
     """
-    layers = required(raw, "num_hidden_layers", int, origin)
-    types = raw.get("layer_types") or ["full_attention"] * layers
+    spread = optional(raw, "initializer_range", int | float, origin)
     try:
         return DrafterConfig(
             **{name: required(raw, name, int | float, origin) for name in SHAPE_KEYS},
-            layer_types=tuple(types),
-            initializer_range=raw.get("initializer_range", INITIALIZER_RANGE),
+            initializer_range=INITIALIZER_RANGE if spread is None else spread,
             **decided,
         )
     except ValueError as error:

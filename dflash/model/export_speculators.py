@@ -18,6 +18,9 @@ from dflash.model.export_fields import (
     DtypeName,
     check_layer_ids,
     check_mask_token,
+    flag,
+    integers,
+    layer_types_of,
     optional,
     read_shape,
     refuse_unsupported,
@@ -103,12 +106,12 @@ def read_speculators(raw: Mapping[str, Any], *, origin: str) -> DrafterDescripti
     """
     decoder = required(raw, "transformer_layer_config", dict, origin)
     refuse_unsupported(
-        unsupported_decoder(decoder)
+        unsupported_decoder(decoder, origin)
         | {
             "speculators_model_type": raw.get("speculators_model_type") != MODEL_TYPE,
             "projector_type": raw.get("projector_type", MODEL_TYPE) != MODEL_TYPE,
-            "labels shifted by one": raw.get("shift_label", False),
-            "a draft at the anchor's own slot": raw.get("sample_from_anchor", False),
+            "labels shifted by one": flag(raw, "shift_label", origin, absent=False),
+            "a draft at the anchor's own slot": flag(raw, "sample_from_anchor", origin, absent=False),
         },
         origin,
     )
@@ -118,20 +121,21 @@ def read_speculators(raw: Mapping[str, Any], *, origin: str) -> DrafterDescripti
         decoder,
         origin=origin,
         rope_theta=rope_theta_of(decoder, origin),
+        layer_types=tuple(layer_types_of(decoder, origin, absent="full_attention")),
         block_size=required(raw, "block_size", int, origin),
         target_layer_ids=_taps(raw, origin),
-        sliding_window=decoder.get("sliding_window"),
-        sliding_causal=not raw.get("sliding_window_non_causal", False),
+        sliding_window=optional(decoder, "sliding_window", int, origin),
+        sliding_causal=not flag(raw, "sliding_window_non_causal", origin, absent=False),
     )
-    verifier = (raw.get("speculators_config") or {}).get("verifier") or {}
+    verifier = optional(optional(raw, "speculators_config", dict, origin) or {}, "verifier", dict, origin) or {}
     description = DrafterDescription(
         config=config,
         mask_token_id=required(raw, "mask_token_id", int, origin),
         vocab_size=vocab_size,
         num_target_layers=optional(raw, "num_target_layers", int, origin),
-        target_hidden_size=raw.get("target_hidden_size") or config.hidden_size,
-        target_name=verifier.get("name_or_path"),
-        target_architectures=tuple(verifier.get("architectures") or ()),
+        target_hidden_size=optional(raw, "target_hidden_size", int, origin) or config.hidden_size,
+        target_name=optional(verifier, "name_or_path", str, origin),
+        target_architectures=tuple(optional(verifier, "architectures", list, origin) or ()),
     )
     check_mask_token(description.mask_token_id, vocab_size, origin)
     check_layer_ids(config.target_layer_ids, description.num_target_layers, origin)
@@ -139,10 +143,10 @@ def read_speculators(raw: Mapping[str, Any], *, origin: str) -> DrafterDescripti
 
 
 def _taps(raw: Mapping[str, Any], origin: str) -> tuple[int, ...]:
-    ids = required(raw, "aux_hidden_state_layer_ids", list, origin)
-    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in ids):
+    ids = integers(raw, "aux_hidden_state_layer_ids", origin)
+    if any(number < 1 for number in ids):
         raise DrafterError(
-            f"{origin} has aux_hidden_state_layer_ids {ids}: hidden state 0 is the embedding, taps are 1 and above",
+            f"{origin} has aux_hidden_state_layer_ids {list(ids)}: hidden state 0 is the embedding, taps are 1 and above",
             remedy="correct the list; it counts hidden states, one more than decoder layers counted from 0",
         )
     return tuple(number - 1 for number in ids)

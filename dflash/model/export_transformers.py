@@ -20,6 +20,9 @@ from dflash.model.export_fields import (
     DtypeName,
     check_layer_ids,
     check_mask_token,
+    flag,
+    integers,
+    layer_types_of,
     optional,
     read_shape,
     refuse_unsupported,
@@ -85,19 +88,18 @@ def read_transformers(raw: Mapping[str, Any], *, origin: str) -> DrafterDescript
     Raises:
         DrafterError: a needed key is missing, or a value asks for something that the drafter does not do.
     """
-    layers = required(raw, "num_hidden_layers", int, origin)
-    # The library's own default: every layer slides.
-    types = raw.get("layer_types") or ["sliding_attention"] * layers
-    refuse_unsupported(unsupported_decoder(raw) | {"model_type": raw.get("model_type") != MODEL_TYPE}, origin)
+    types = layer_types_of(raw, origin, absent="sliding_attention")  # the library's own default
+    refuse_unsupported(unsupported_decoder(raw, origin) | {"model_type": raw.get("model_type") != MODEL_TYPE}, origin)
     sliding = "sliding_attention" in types
     config = read_shape(
-        {**raw, "layer_types": types},
+        raw,
         origin=origin,
+        layer_types=tuple(types),
         rope_theta=rope_theta_of(raw, origin),
         block_size=required(raw, "block_size", int, origin),
-        target_layer_ids=tuple(required(raw, "target_layer_ids", list, origin)),
+        target_layer_ids=integers(raw, "target_layer_ids", origin),
         sliding_window=required(raw, "sliding_window", int, origin) + 1 if sliding else None,
-        sliding_causal=False if sliding else raw.get("sliding_causal", True),
+        sliding_causal=False if sliding else flag(raw, "sliding_causal", origin, absent=True),
     )
     description = DrafterDescription(
         config=config,

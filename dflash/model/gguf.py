@@ -24,7 +24,7 @@ from transformers import GenerationConfig, LlamaConfig
 from dflash.errors import TargetError
 from dflash.model.gguf_tokenizer import gguf_tokenizer, required, token_id
 
-__all__ = ["gguf_to_hf"]
+__all__ = ["convert_once", "gguf_to_hf"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,33 @@ def gguf_to_hf(gguf_file: Path, out_dir: Path) -> None:
         shutil.rmtree(building, ignore_errors=True)
     parameters = sum(weight.size for weight in weights.values())
     logger.info("%s: %d tensors, %.1f M parameters -> %s", gguf_file.name, len(weights), parameters / 1e6, out_dir)
+
+
+def convert_once(gguf_file: Path, folder: Path) -> None:
+    """Convert a GGUF file into a cache folder that nobody has made yet; whoever comes first wins.
+
+    Args:
+        gguf_file: see `gguf_to_hf`.
+        folder: made with its parents; a folder that is there is complete and left alone.
+
+    Raises:
+        TargetError: the file cannot be converted, or the folder not be written.
+    """
+    if folder.is_dir():
+        return
+    logger.info("converting %s once into %s", gguf_file, folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        gguf_to_hf(gguf_file, folder)
+    except (OSError, TargetError) as error:
+        if folder.is_dir():  # another process was faster
+            return
+        if isinstance(error, TargetError):
+            raise
+        raise TargetError(
+            f"{gguf_file} cannot be converted into {folder}: {error.strerror}",
+            remedy="make the cache folder writable, or name another one in XDG_CACHE_HOME",
+        ) from error
 
 
 def undo_rotary_permutation(weight: FloatArray, *, heads: int) -> FloatArray:

@@ -21,7 +21,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from transformers import AutoConfig, PretrainedConfig
 
 from dflash.config import DrafterConfig, TargetConfig
+from dflash.config.model import GGUF_SUFFIX
 from dflash.errors import DrafterError, TargetError
+from dflash.model.gguf import convert_once
 
 SAMPLE_BYTES = 64
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -105,19 +107,19 @@ def check_drafter_fits(drafter: DrafterConfig, info: TargetInfo) -> None:
 
 
 def resolve_folder(config: TargetConfig) -> Path:
-    """The local folder of a target: the one named, or the hub snapshot.
+    """The local folder of a target: the one named, what a GGUF file was converted into, or the hub snapshot.
 
     Raises:
-        TargetError: there is no such folder and the hub does not give it.
+        TargetError: there is no such folder and the hub does not give it, or the GGUF file cannot be converted.
     """
     folder = Path(config.location)
     if folder.is_dir():
         return folder
-    if folder.suffix == ".gguf":
-        raise TargetError(
-            f"target {config.location!r} is a GGUF file, not a folder",
-            remedy="turn it into a Hugging Face folder once (dflash.model.gguf.gguf_to_hf) and give that as target.path",
-        )
+    if config.gguf_file is not None:
+        convert_once(config.gguf_file, folder)
+        return folder
+    if folder.suffix == GGUF_SUFFIX:
+        raise TargetError(f"GGUF file {config.location} does not exist", remedy="check target.path")
     try:
         snapshot = huggingface_hub.snapshot_download(
             config.location,

@@ -1,6 +1,14 @@
 """Frozen, versioned records that cross the borders between rooms (and between processes, as files)."""
 
-from dflash.records.checkpoint import CheckpointManifest, CheckpointState, FileEntry, LedgerEntry, LrOverlay, TrainerState
+from dflash.records.checkpoint import (
+    CheckpointManifest,
+    CheckpointState,
+    FileEntry,
+    GuardState,
+    LedgerEntry,
+    LrOverlay,
+    TrainerState,
+)
 from dflash.records.checks import CheckResult, CheckStatus
 from dflash.records.codec import from_dict, from_json, to_dict, to_json
 from dflash.records.data import (
@@ -31,6 +39,7 @@ from dflash.records.layout import RunPaths
 from dflash.records.log import EventName, EventRecord, MicroBatchRecord, StepRecord
 from dflash.records.result import EvaluationResult, RunSummary
 from dflash.records.rollback import Damage, LedgerLine, RollbackEntry, RollbackPlan, SavedState, SkipRange
+from dflash.records.seal import from_sealed_json, sealed, to_sealed_json, unsealed
 
 __all__ = [
     "BucketStats",
@@ -50,6 +59,7 @@ __all__ = [
     "EventRecord",
     "FileEntry",
     "Finding",
+    "GuardState",
     "HealthReport",
     "LedgerEntry",
     "LedgerLine",
@@ -76,6 +86,10 @@ __all__ = [
     "Verdict",
     "from_dict",
     "from_json",
+    "from_sealed_json",
+    "sealed",
     "to_dict",
     "to_json",
+    "to_sealed_json",
+    "unsealed",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,19 @@ class LrOverlay:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardState:
+    """What the gradient guard remembers (`train.skip_update_if_grad_over`).
+
+    Attributes:
+        norms: newest accepted gradient norms of each kind of step, by its key (a bucket, or `mixed`).
+        skipped_in_row: updates that it forbade since the last accepted one.
+    """
+
+    norms: Mapping[str, tuple[float, ...]]
+    skipped_in_row: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerState:
     """Progress: with keyed randomness, two integers and the identities of what they count.
 
@@ -39,6 +53,7 @@ class TrainerState:
         overlay: change of the learning rate set by a rollback; None for the plain schedule.
         nonfinite_in_row: non-finite updates in a row at this point.
         total_steps: optimizer steps the schedule is laid out for.
+        guard: of the gradient guard; None where it is off.
     """
 
     step: int
@@ -51,6 +66,7 @@ class TrainerState:
     skipped_positions: tuple[int, ...]
     overlay: LrOverlay | None
     nonfinite_in_row: int
+    guard: GuardState | None = None
     schema_version: int = CHECKPOINT_SCHEMA_VERSION
 
 

@@ -43,13 +43,22 @@ def from_json(kind: type[RecordT], text: str | bytes, *, origin: str) -> RecordT
         SchemaVersionError: another schema version.
         DataError: not JSON, or fields do not fit.
     """
+    return from_dict(kind, json_object(text, origin=origin), origin=origin)
+
+
+def json_object(text: str | bytes, *, origin: str) -> dict[str, Any]:
+    """Parse strict JSON text that holds an object.
+
+    Raises:
+        DataError: it does not, or holds a number that is not finite.
+    """
     try:
         raw = json.loads(text, parse_constant=_finite, parse_float=_finite)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} is not JSON: {error}", remedy="restore the file or build it again") from error
     if not isinstance(raw, dict):
         raise DataError(f"{origin} holds {type(raw).__name__}, not an object", remedy="restore the file or build it again")
-    return from_dict(kind, raw, origin=origin)
+    return raw
 
 
 def from_dict(kind: type[RecordT], raw: Mapping[str, Any], *, origin: str) -> RecordT:

@@ -77,6 +77,11 @@ class RunPaths:
         return self.control_dir / "trainer_exit.json"
 
     @property
+    def launch(self) -> Path:
+        """The supervisor's newest start of a trainer, which the other machines of a run follow."""
+        return self.control_dir / "launch.json"
+
+    @property
     def health_dir(self) -> Path:
         """`state.json`, `report.json`, `report.html`, `decisions/`."""
         return self.root / "health"

@@ -31,6 +31,7 @@ class MicroBatchRecord:
         accepted_sum: sum over blocks of the honest block proxy (longest correct prefix).
         n_tokens: supervised slots; n_blocks: kept anchors; n_seqs: sequences.
         covered_tokens: of `supervised_tokens`, those that some block was trained to predict.
+        rank: replica that consumed it.
     """
 
     batch_id: int
@@ -52,6 +53,7 @@ class MicroBatchRecord:
     accepted_sum: float
     correct: tuple[int, ...]
     valid: tuple[int, ...]
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,13 @@ class StepRecord:
         ce: mean plain cross-entropy of the step, the health series (null if non-finite).
         grad_norm: norm before clipping; clip_coef: factor applied (1 = not clipped).
         coverage_frac: share of the supervised tokens that some block was trained to predict.
-        skipped: the update was not applied because something was not finite.
+        skipped: the update was not applied, because something was not finite or its norm was over the guard's limit.
         nonfinite: names of the non-finite quantities.
-        step_time_s: wall time of the step; wait_time_s: of it, time the drafter waited for features.
-        ready_depth, feature_depth: batches in the two queues when the step began.
-        target_depths: batches finished by each target worker since the run started.
+        micro_batches: of all replicas, in plan order.
+        step_time_s: wall time of the step; wait_time_s: of it, the longest time that a replica's drafter waited for features.
+        ready_depth, feature_depth: batches in the two queues (of all replicas) when the step began.
+        target_depths: batches finished by each target worker since the run started, replica after replica.
+        rank_wait_s: each replica's wait for features.
     """
 
     segment: int
@@ -93,6 +97,7 @@ class StepRecord:
     ready_depth: int
     feature_depth: int
     target_depths: tuple[int, ...]
+    rank_wait_s: tuple[float, ...] = ()
     kind: Literal["step"] = "step"
     schema_version: int = LOG_SCHEMA_VERSION
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 RESULT_SCHEMA_VERSION = 1
@@ -59,7 +59,12 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """`summary.json`: the closing table of a run."""
+    """`summary.json`: the closing table of a run.
+
+    Attributes:
+        stage_busy_frac: share of its time that each stage of the replicas was at work, in the last segment.
+        split_advice: which side set the pace, and whether another split of the devices would be faster.
+    """
 
     run: str
     acceptance_length: float
@@ -77,4 +82,6 @@ class RunSummary:
     train_time_s: float
     reused: tuple[str, ...]
     mlflow_run_id: str | None
+    stage_busy_frac: Mapping[str, float] = field(default_factory=dict)
+    split_advice: str = ""
     schema_version: int = RESULT_SCHEMA_VERSION

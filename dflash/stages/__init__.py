@@ -3,8 +3,8 @@
 from dflash.stages.doctor import doctor_stage
 from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench
 from dflash.stages.evaluate_published import evaluate_published
-from dflash.stages.health import health_stage, load_report
-from dflash.stages.prepare import DataStage, PlanStage, build_data, describe_data, plan_stage, prepare_stage
+from dflash.stages.health import health_pictures, health_stage, load_report
+from dflash.stages.prepare import DataStage, PlanStage, PlanView, build_data, describe_data, plan_stage, prepare_stage, view_plan
 from dflash.stages.regenerate import RegenerateStage, regenerate_stage
 from dflash.stages.run import Run, list_runs, open_run, reopen_run
 from dflash.stages.spread import Spread, build_spread, spread_stage
@@ -15,6 +15,7 @@ __all__ = [
     "DataStage",
     "EvaluationBench",
     "PlanStage",
+    "PlanView",
     "RegenerateStage",
     "Run",
     "Spread",
@@ -27,6 +28,7 @@ __all__ = [
     "evaluate_published",
     "evaluate_stage",
     "export_checkpoint",
+    "health_pictures",
     "health_stage",
     "list_runs",
     "load_report",
@@ -41,4 +43,5 @@ __all__ = [
     "spread_stage",
     "summarise_stage",
     "train_stage",
+    "view_plan",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from dflash.checkpoint import read_ledger, saved_states
 from dflash.data.plan_file import read_plan_manifest
 from dflash.errors import RunStateError
-from dflash.health import Remedy, check_run, critical_training_spans
+from dflash.health import PICTURES_FOLDER, Remedy, check_run, critical_training_spans
 from dflash.records import ControlRequest, Damage, HealthReport, RollbackPlan, RunPaths, from_json, to_json
 from dflash.rollback import Situation, decide
 from dflash.stages.run import Run, reopen_run
@@ -52,6 +52,11 @@ def critical_spans(paths: RunPaths) -> tuple[tuple[int, int], ...]:
     """
     report = health_stage(paths.root, act=True, ended=False)
     return tuple(critical_training_spans(report))
+
+
+def health_pictures(paths: RunPaths) -> list[Path]:
+    """The pictures of the last drawn report, the loss first."""
+    return sorted((paths.health_dir / PICTURES_FOLDER).glob("*.png"), key=lambda file: (file.stem != "loss", file.name))
 
 
 def load_report(paths: RunPaths) -> HealthReport:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from dflash.config import Config
 from dflash.data.manifest import PREVIEW_FILE
-from dflash.data.plan import prepare_plan
+from dflash.data.plan import load_plan, prepare_plan
+from dflash.data.plan_picture import draw_plan
+from dflash.data.plan_stats import PlanStats, plan_stats
 from dflash.data.prepare import PreparedData, find_data, plan_build, prepare_data
 from dflash.data.reader import SampleStore
 from dflash.data.tokenizer import load_tokenizer
@@ -17,9 +19,13 @@ from dflash.model.target_info import check_drafter_fits, read_target_info
 from dflash.records import BucketStats, PlanManifest
 from dflash.stages.answerer import open_answerer
 from dflash.stages.run import Run, note_reused
+from dflash.storage import atomic_write_bytes
 from dflash.train.runs import prepare_run
 
 Progress = Callable[[str, int, int], None]
+
+PICTURE_FILE = "plan.png"
+"""In the plan's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,19 @@ class PlanStage:
 
     manifest: PlanManifest
     reused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """One epoch of a run's plan, for people.
+
+    Attributes:
+        png: its picture; `file`: where that is kept.
+    """
+
+    stats: PlanStats
+    png: bytes
+    file: str
 
 
 def prepare_stage(run: Run, *, progress: Progress) -> DataStage:
@@ -124,3 +143,17 @@ def plan_stage(run: Run, data: DataStage) -> PlanStage:
     with SampleStore(data.location, fingerprint=data.fingerprint, reader=run.config.data.reader) as samples:
         planned = prepare_plan(run.config, samples, run.paths.plan_dir, data_fingerprint=data.fingerprint)
     return PlanStage(manifest=planned.plan.manifest, reused=planned.reused)
+
+
+def view_plan(run: Run, data: DataStage) -> PlanView:
+    """Look at the first epoch of a run's plan, and keep the picture beside the plan.
+
+    Raises:
+        DataError: there is no plan, or it is damaged.
+    """
+    plan = load_plan(run.paths.plan_dir)
+    with SampleStore(data.location, fingerprint=data.fingerprint, reader=run.config.data.reader) as samples:
+        stats = plan_stats(samples.lengths, plan.epochs[0], edges=samples.manifest.edges_tokens)
+    png, file = draw_plan(stats, plan.manifest), run.paths.plan_dir / PICTURE_FILE
+    atomic_write_bytes(file, png)
+    return PlanView(stats, png, str(file))

@@ -28,7 +28,7 @@ from dflash.errors import DataError, StorageError
 from dflash.model.target_info import read_target_info
 from dflash.records import Conversation, QuarantinedRow
 from dflash.stages.answerer import open_answerer
-from dflash.storage import put_file
+from dflash.storage import disk_errors, put_file
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ def regenerate_stage(config: Config, *, output: str | None, progress: Progress) 
         _alone(places.folder / f"{name}.lock"),
         open_answerer(config, tokenizer) as answerer,
         closing(_answered(config, tokenizer, answerer, survey, journal, progress)) as rows,
+        disk_errors(f"write conversations in {places.folder}", remedy="free space there and run it again: all answers are kept"),
     ):
         written, bad = _write(rows, config, survey, places, name)
     return RegenerateStage(

@@ -101,7 +101,7 @@ def _for_workers(config: Config) -> Config:
     """The configuration that a worker works by: one process, and paths that do not hang on its working directory."""
     data = config.data.model_copy(update={"runner": "local", "runner_address": None, "workers": 1})
     path = config.target.path
-    target = config.target.model_copy(update={"path": _reachable(path) if Path(path).is_dir() else path})
+    target = config.target.model_copy(update={"path": _reachable(path) if Path(path).exists() else path})
     return config.model_copy(update={"data": data, "target": target})
 
 

@@ -13,11 +13,12 @@ from dflash.model.export_fields import DtypeName
 from dflash.records import RunPaths, RunSummary, from_json, to_json
 from dflash.stages.evaluate import load_result
 from dflash.stages.export import write_checkpoint
-from dflash.stages.health import health_stage
+from dflash.stages.health import health_pictures, health_stage
 from dflash.stages.run import Run, read_reused
 from dflash.stages.tracking import tracker_of
 from dflash.storage import atomic_write_text
 from dflash.train.follow import LogFollower
+from dflash.train.progress import read_account
 
 
 def summarise_stage(run: Run) -> RunSummary:
@@ -39,6 +40,8 @@ def summarise_stage(run: Run) -> RunSummary:
     atomic_write_text(paths.summary, to_json(summary, indent=2))
     for file in (paths.summary, paths.config, paths.health_dir / "report.html", paths.health_dir / "report.json"):
         tracker.log_artifact(file, "run")
+    for file in health_pictures(paths):
+        tracker.log_artifact(file, "run/health")
     tracker.log_metrics(_headline(summary), step=step)
     tracker.set_tags({"health": summary.health_verdict})
     tracker.finish("FINISHED")
@@ -88,6 +91,7 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
     plan = read_plan_manifest(paths.plan_dir)
     follower = LogFollower(paths.log)
     follower.poll()
+    busy, advice = read_account(paths)
     return RunSummary(
         run=paths.root.name,
         acceptance_length=trained.acceptance_length,
@@ -105,6 +109,8 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
         train_time_s=follower.train_time_s(),
         reused=tuple(read_reused(paths)),
         mlflow_run_id=mlflow_run_id,
+        stage_busy_frac=busy,
+        split_advice=advice,
     )
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from dflash.config import flat_params
 from dflash.data.prepare import load_data, read_preview
 from dflash.errors import DflashError, InterruptedRunError
+from dflash.records import RunPaths
 from dflash.stages.health import critical_spans, health_stage
 from dflash.stages.run import Run
 from dflash.stages.tracking import segment_tracker, tracker_of
 from dflash.tracking import LogForwarder, Tracker
-from dflash.train.progress import TrainProgress, read_progress
+from dflash.train.progress import TrainProgress, read_account, read_progress
 from dflash.train.runs import read_data_pointer
 from dflash.train.supervisor import supervise
 
@@ -29,6 +30,7 @@ class TrainStage:
         wait_frac: share of step time that the drafter waited for features.
         restarts: times that a crashed trainer was started again.
         rollbacks: times that the run went back to a clean checkpoint.
+        stages: who was busy and which side set the pace, in words.
 
     """
 
@@ -38,6 +40,7 @@ class TrainStage:
     checkpoint: str
     restarts: int
     rollbacks: int
+    stages: str
 
 
 def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> TrainStage:
@@ -78,7 +81,13 @@ def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> Tr
         checkpoint=str(paths.checkpoint(outcome.checkpoint_step)),
         restarts=outcome.restarts,
         rollbacks=outcome.rollbacks,
+        stages=_stages_text(paths),
     )
+
+
+def _stages_text(paths: RunPaths) -> str:
+    busy, advice = read_account(paths)
+    return f"busy: {', '.join(f'{stage} {share:.0%}' for stage, share in busy.items())}; {advice}" if busy else ""
 
 
 class _Tick:

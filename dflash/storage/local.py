@@ -7,6 +7,7 @@ and the folder is synced after the rename, so an existing name means complete co
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -17,6 +18,10 @@ from dflash.errors import StorageError
 
 HASH_CHUNK_BYTES = 1 << 20
 """Bytes read at once while hashing: big enough that the hash, not the call, is the cost."""
+
+_DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR}
+)
 
 
 def fsync_dir(path: Path) -> None:
@@ -42,6 +47,25 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 def atomic_write_text(path: Path, text: str) -> None:
     """Replace `path` by UTF-8 `text` atomically and durably; see `atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def disk_errors(doing: str, *, remedy: str) -> Iterator[None]:
+    """Say in words what a full or unwritable disk means for a block that writes plain files.
+
+    Args:
+        doing: what the block does, with the place: `write unfinished files in /data`.
+        remedy: what to do about it.
+
+    Raises:
+        StorageError: in place of such an OSError; any other error passes.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise StorageError(f"cannot {doing}: {os.strerror(error.errno)}", remedy=remedy) from error
 
 
 def create_exclusively(path: Path, data: bytes) -> bool:

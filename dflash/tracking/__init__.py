@@ -1,6 +1,7 @@
 """The one door to MLflow: it may be slow, away or refusing, and training never notices."""
 
 from dflash.tracking.forward import LogForwarder
+from dflash.tracking.history import read_history
 from dflash.tracking.names import evaluation_metrics, step_metrics
 from dflash.tracking.open import open_tracker, store_uri
 from dflash.tracking.redact import redact_text
@@ -15,6 +16,7 @@ __all__ = [
     "evaluation_metrics",
     "load_state",
     "open_tracker",
+    "read_history",
     "redact_text",
     "step_metrics",
     "store_uri",

@@ -52,6 +52,12 @@ class StoreRefusalError(TrackingError):
     """The store answered and will never take this value."""
 
 
+def prepare_environment() -> None:
+    """What MLflow reads when it is imported; called before that."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 @dataclass(frozen=True, slots=True)
 class MetricPoint:
     """One value of one metric."""
@@ -72,14 +78,13 @@ class Store:
     """
 
     def __init__(self, uri: str, *, experiment: str, artifact_root: Path | None) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        prepare_environment()
         from mlflow import entities
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self._entities: Any = entities
-        with _translated():
+        with translated():
             self._client = MlflowClient(tracking_uri=uri)
             self._experiment_id = self._find_experiment(experiment, artifact_root)
 
@@ -100,13 +105,13 @@ class Store:
 
     def begin_run(self, *, name: str, tags: Mapping[str, str]) -> str:
         """Create a run and return its id."""
-        with _translated():
+        with translated():
             return str(self._client.create_run(self._experiment_id, run_name=name, tags=dict(tags)).info.run_id)
 
     def continue_run(self, run_id: str) -> bool:
         """Mark a run as running again; returns False if it does not exist (any more)."""
         try:
-            with _translated():
+            with translated():
                 if self._client.get_run(run_id).info.lifecycle_stage != "active":
                     return False
                 self._client.update_run(run_id, status="RUNNING")
@@ -116,19 +121,19 @@ class Store:
 
     def last_step(self, run_id: str) -> int:
         """The highest optimizer step that a run holds, -1 for none; reads a whole curve, so ask only when in doubt."""
-        with _translated():
+        with translated():
             history = self._client.get_metric_history(run_id, TRAIN_SKIPPED)  # the one metric that every step has
         return max((int(point.step) for point in history), default=NO_STEP)
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log parameters; they are immutable, so repeating the same ones is harmless."""
-        with _translated():
+        with translated():
             for chunk in _chunks(list(params.items()), MAX_PARAMS_PER_CALL):
                 self._client.log_batch(run_id, params=[self._entities.Param(key, value) for key, value in chunk])
 
     def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
         """Log points in batches of a thousand (5 100 points a second on SQLite; one by one it is 51)."""
-        with _translated():
+        with translated():
             for chunk in _chunks(points, MAX_METRICS_PER_CALL):
                 metrics = [self._entities.Metric(p.name, p.value, p.timestamp_ms, p.step) for p in chunk]
                 self._client.log_batch(run_id, metrics=metrics)
@@ -149,7 +154,7 @@ class Store:
             source=json.dumps({"uri": location}),
             profile=json.dumps(profile),
         )
-        with _translated():
+        with translated():
             self._client.log_inputs(run_id, datasets=[self._entities.DatasetInput(dataset, [])])
             self._client.log_text(run_id, to_json(manifest, indent=2), "data/manifest.json")
             if preview_html is not None:
@@ -157,19 +162,19 @@ class Store:
 
     def log_artifact(self, run_id: str, path: Path, folder: str) -> None:
         """Copy a file (or a folder's content) into the run's artifacts under `folder`."""
-        with _translated():
+        with translated():
             log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
             log(run_id, str(path), folder)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set or replace tags."""
-        with _translated():
+        with translated():
             for chunk in _chunks(list(tags.items()), MAX_PARAMS_PER_CALL):
                 self._client.log_batch(run_id, tags=[self._entities.RunTag(key, value) for key, value in chunk])
 
     def end_run(self, run_id: str, status: str) -> None:
         """Close a run with MLflow's status (`FINISHED`, `FAILED`, `KILLED`)."""
-        with _translated():
+        with translated():
             self._client.set_terminated(run_id, status=status)
 
 
@@ -185,7 +190,8 @@ def _mlflow_exception() -> type[Exception]:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """Turn whatever MLflow raises into one of our two errors."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:

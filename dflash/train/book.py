@@ -103,13 +103,14 @@ class CheckpointBook:
         if clean:
             point_to(self._paths.checkpoints_dir, LATEST_CLEAN, max(clean))
 
-    def prune(self) -> None:
-        """Delete the checkpoints that retention lets go."""
+    def prune(self, *, spare: int | None) -> None:
+        """Delete the checkpoints that retention lets go, all but `spare` (it is being copied)."""
         states = {step: entry.state for step, entry in self._ledger.current.items()}
         steps = list_checkpoints(self._paths.checkpoints_dir)
         doomed = checkpoints_to_delete(steps, states, keep_clean=self._rule.keep_clean, keep_other=self._rule.keep_other)
         for step in doomed:
-            remove_checkpoint(self._paths.checkpoints_dir, step)
+            if step != spare:
+                remove_checkpoint(self._paths.checkpoints_dir, step)
 
         if not open_regions(self._ledger.lines, region_steps=self._rollback.region_steps):
             remove_aside(self._paths.checkpoints_dir)

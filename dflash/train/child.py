@@ -7,14 +7,14 @@ supervisor; nothing of it inherits the supervisor's output, because an orphan th
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import time
 from collections.abc import Callable
 
 from dflash.config import Config
 from dflash.records import RunPaths
-from dflash.train.launch import launch_command
+from dflash.train.launch import launch_command, ranks_store, trainer_environment
+from dflash.train.node import announce
 from dflash.train.processes import end_recorded, identify, register_process
 
 logger = logging.getLogger(__name__)
@@ -30,20 +30,19 @@ class TrainerProcess:
 
     def __init__(self, config: Config, paths: RunPaths, *, segment: int, resume_step: int | None) -> None:
         self._paths = paths
-        threads = str(config.cluster.torch_threads)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        if config.cluster.device == "cuda":
-            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         paths.trainer_exit.unlink(missing_ok=True)
         self._rendezvous = paths.control_dir.resolve() / f"rendezvous-{segment}"
         self._rendezvous.unlink(missing_ok=True)
         command = launch_command(
             paths.root.resolve(),
             self._rendezvous,
-            replicas=config.cluster.replicas,
+            cluster=config.cluster,
+            node=0,
             segment=segment,
             resume_step=resume_step,
         )
+        if config.cluster.nodes > 1:
+            announce(paths, segment=segment, resume_step=resume_step)
         with paths.trainer_output.open("ab") as output:
             output.write(f"--- segment {segment}, from checkpoint {resume_step} ---\n".encode())
             output.flush()
@@ -52,7 +51,7 @@ class TrainerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=trainer_environment(config.cluster),
                 start_new_session=True,
             )
         identity = identify(self._process.pid, role="torchrun")
@@ -83,6 +82,7 @@ class TrainerProcess:
         """End ranks that outlived torchrun, and clear the rendezvous."""
         end_recorded(self._paths, grace_s=grace_s)
         self._rendezvous.unlink(missing_ok=True)
+        ranks_store(self._rendezvous).unlink(missing_ok=True)
 
     @property
     def returncode(self) -> int | None:

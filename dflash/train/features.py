@@ -9,6 +9,7 @@ token cross the border (a 32k-token batch of five 5120-wide taps is 1.7 GB in bf
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from dflash.model.acceptance import TargetStates
 from dflash.model.anchors import AnchorSet, BlockLabels, block_labels, block_token_ids, covered_tokens, sample_anchors
 from dflash.model.target import Target
 from dflash.records import PlannedBatch
+from dflash.train.transfer import Courier, choose_courier
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ class FeatureMaker:
     Attributes:
         drafter_device: where the results go.
         dtype: of features and embeddings as the drafter takes them.
+        courier: the way there.
+        computing: held while the target computes, so that several threads may make batches of one target: one of them
+            computes while the others carry.
 
     """
 
@@ -70,6 +75,8 @@ class FeatureMaker:
     mask_token_id: int
     drafter_device: torch.device
     dtype: torch.dtype
+    courier: Courier
+    computing: threading.Lock
 
     @torch.no_grad()
     def make(self, batch: Batch) -> FeatureBatch:
@@ -88,15 +95,16 @@ class FeatureMaker:
         )
         labels = block_labels(input_ids, loss_mask, lengths, anchors, block_size=block_size)
         block_ids = block_token_ids(input_ids, anchors, block_size=block_size, mask_token_id=self.mask_token_id)
-        features, final = self._run_target(input_ids.to(self.target.device), lengths)
-        embeds = self.target.embed(block_ids.to(self.target.device))
+        with self.computing:
+            features, final = self._run_target(input_ids.to(self.target.device), lengths)
+            embeds = self.target.embed(block_ids.to(self.target.device))
         return FeatureBatch(
             planned=planned,
             features=self._to_drafter(features),
             block_embeds=self._to_drafter(embeds),
             anchors=AnchorSet(*(tensor.to(self.drafter_device) for tensor in anchors)),
             labels=BlockLabels(*(tensor.to(self.drafter_device) for tensor in labels)),
-            target_states=None if final is None else TargetStates(final, anchors.positions.to(self.drafter_device)),
+            target_states=None if final is None else self._states(final, anchors),
             lengths=tuple(int(length) for length in batch.lengths),
             supervised_tokens=int(batch.loss_mask.sum()),
             covered_tokens=covered_tokens(labels, anchors, tokens=input_ids.shape[1]),
@@ -107,8 +115,32 @@ class FeatureMaker:
         """Taps, and the final states if the objective looks at the target's distribution (only then do all layers run)."""
         if self.config.train.loss.objective != "acceptance":
             return self.target.features(input_ids, lengths), None
-        features, final = self.target.features_with_final(input_ids, lengths)
-        return features, self._to_drafter(final)
+        return self.target.features_with_final(input_ids, lengths)
+
+    def _states(self, final: torch.Tensor, anchors: AnchorSet) -> TargetStates:
+        return TargetStates(self._to_drafter(final), anchors.positions.to(self.drafter_device))
 
     def _to_drafter(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device=self.drafter_device, dtype=self.dtype)
+        """Cast first: half the bytes travel."""
+        return self.courier.carry(tensor.to(self.dtype))
+
+
+def make_maker(
+    *, target: Target, target_index: int, config: Config, mask_token_id: int, drafter_device: torch.device, dtype: torch.dtype
+) -> FeatureMaker:
+    """A maker with the best way from its target's device to the drafter's."""
+    return FeatureMaker(
+        target=target,
+        target_index=target_index,
+        config=config,
+        mask_token_id=mask_token_id,
+        drafter_device=drafter_device,
+        dtype=dtype,
+        courier=choose_courier(target.device, drafter_device),
+        computing=threading.Lock(),
+    )
+
+
+def target_threads(device: torch.device) -> int:
+    """Threads of one target: on GPUs a second one computes while the first one's features travel."""
+    return 1 if device.type == "cpu" else 2

@@ -21,6 +21,8 @@ BLOCKS_PER_CHUNK = 8
 TILE_COLUMNS = {"cpu": 2048, "cuda": 32_768}
 """Columns of the vocabulary that the head takes together."""
 ACCEPTANCE_BUFFERS = 3
+STAGING_BYTES = 32 * 2**20
+"""One of the two buffers of a way between GPUs over host memory: large enough for full bandwidth, small beside a batch."""
 TARGET_ACTIVATION_WIDTHS = 16
 """Widths of D alive a token while one frozen decoder layer runs: residual, norm, and a SwiGLU of up to 4 D three times."""
 
@@ -96,6 +98,14 @@ def drafter_activation_bytes(drafter: DrafterConfig, shape: BatchShape, *, numbe
         _mask_numbers(drafter, shape, sliding) for sliding in {kind == "sliding_attention" for kind in drafter.resolved_layer_types}
     )
     return (sum(layers) + max(layers) + context + ends + masks) * number_bytes
+
+
+def recomputed_activation_bytes(drafter: DrafterConfig, shape: BatchShape, *, number_bytes: int) -> int:
+    """The same with `train.recompute_layers`: every layer's input, and one layer's activations and gradients at a time."""
+    layers = [_layer_numbers(drafter, shape, kind == "sliding_attention") for kind in drafter.resolved_layer_types]
+    inputs = len(layers) * shape.blocks * drafter.block_size * drafter.hidden_size * number_bytes
+    whole = drafter_activation_bytes(drafter, shape, number_bytes=number_bytes)
+    return min(whole, whole - (sum(layers) - max(layers)) * number_bytes + inputs)
 
 
 def head_chunk_bytes(config: Config, shape: BatchShape, *, vocab_size: int, number_bytes: int) -> int:

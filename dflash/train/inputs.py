@@ -14,6 +14,7 @@ from dflash.data.plan import BatchPlan, load_plan
 from dflash.data.reader import SampleStore
 from dflash.errors import CheckpointError, RunStateError, TargetError
 from dflash.records import RunPaths, TrainerState
+from dflash.train.guard import NEW_GUARD
 from dflash.train.runs import read_data_pointer, training_hash
 from dflash.train.schedule import count_steps
 
@@ -76,10 +77,11 @@ def initial_state(inputs: Inputs, *, segment: int) -> TrainerState:
         plan_sha256=inputs.plan.manifest.plan_sha256,
         config_sha256=training_hash(inputs.config),
         seed=inputs.config.run.seed,
-        total_steps=count_steps(batches, skipped=(), accumulation_steps=train.accumulation_steps, max_steps=train.max_steps),
+        total_steps=count_steps(batches, skipped=(), step_batches=inputs.config.micro_batches_per_step, max_steps=train.max_steps),
         skipped_positions=(),
         overlay=None,
         nonfinite_in_row=0,
+        guard=None if train.skip_update_if_grad_over is None else NEW_GUARD,
     )
 
 

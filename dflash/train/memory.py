@@ -18,12 +18,14 @@ from dflash.model.parameters import drafter_parameter_count
 from dflash.model.target_info import read_target_info
 from dflash.train.footprint import (
     FLOAT32_BYTES,
+    STAGING_BYTES,
     BatchShape,
     batch_shapes,
     drafter_activation_bytes,
     element_bytes,
     feature_bytes,
     head_chunk_bytes,
+    recomputed_activation_bytes,
     target_activation_bytes,
 )
 
@@ -226,6 +228,7 @@ def _drafter_items(config: Config, target: TargetShape, trainable: int) -> tuple
     number_bytes = element_bytes(config.train.compute_dtype, device=device)
     features = _batch_bytes(config, target, number_bytes)
     window = max(config.train.queues.feature_bytes, features)
+    waiting = config.cluster.targets_per_replica * (1 if device == "cpu" else 2)
     items = [
         MemoryItem("drafter master weights, fp32", FLOAT32_BYTES * trainable),
         MemoryItem("gradients, fp32", FLOAT32_BYTES * trainable),
@@ -238,17 +241,18 @@ def _drafter_items(config: Config, target: TargetShape, trainable: int) -> tuple
         items.append(MemoryItem("target's head, frozen copy", head))
     items += [
         MemoryItem("feature window (train.queues.feature_bytes, at least one batch)", window),
-        # A worker that waits for room in the window has its batch on the drafter's device already.
-        MemoryItem("features of waiting targets and of the batch in training", (1 + config.cluster.targets_per_replica) * features),
+        # A thread that waits for room in the window has its batch on the drafter's device already.
+        MemoryItem("features of waiting targets and of the batch in training", (1 + waiting) * features),
     ]
     return (*items, *_step_items(config, target, number_bytes))
 
 
 def _step_items(config: Config, target: TargetShape, number_bytes: int) -> tuple[MemoryItem, ...]:
     """Activations and the head's chunk of the bucket where they are largest together."""
+    activations_of = recomputed_activation_bytes if config.train.recompute_layers else drafter_activation_bytes
     costs: dict[BatchShape, tuple[int, int]] = {
         shape: (
-            drafter_activation_bytes(config.drafter, shape, number_bytes=number_bytes),
+            activations_of(config.drafter, shape, number_bytes=number_bytes),
             head_chunk_bytes(config, shape, vocab_size=target.vocab_size, number_bytes=number_bytes),
         )
         for shape in batch_shapes(config)
@@ -265,6 +269,9 @@ def _step_items(config: Config, target: TargetShape, number_bytes: int) -> tuple
 def _host_items(config: Config, trainable: int) -> tuple[MemoryItem, ...]:
     reader = config.data.reader
     batch_bytes = config.plan.tokens_per_batch * COLLATED_TOKEN_BYTES + config.plan.max_sequences * LENGTH_BYTES
+    on_cpu = config.cluster.device == "cpu"
+    staged = 0 if on_cpu else 2 * STAGING_BYTES * config.cluster.targets_per_replica
+    staging = () if on_cpu else (MemoryItem("staging of features between devices, pinned", staged),)
     pinned = "" if config.cluster.device == "cpu" else ", pinned"
     return (
         MemoryItem(f"checkpoint snapshot buffers{pinned}", CHECKPOINT_BYTES_PER_PARAMETER * trainable),
@@ -272,6 +279,7 @@ def _host_items(config: Config, trainable: int) -> tuple[MemoryItem, ...]:
         MemoryItem("decoded pages that the reader keeps (data.reader.cache_mib)", reader.cache_mib * 2**20),
         MemoryItem("batches read ahead (data.reader.prefetch_batches)", reader.prefetch_batches * batch_bytes),
         MemoryItem("interpreter and libraries", PROCESS_BYTES),
+        *staging,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from dflash.records import MicroBatchRecord, StepRecord
 from dflash.train.features import FeatureBatch
@@ -17,8 +18,6 @@ class StepContext:
 
     Attributes:
         plan_position: micro-batches of the plan consumed when the step is done.
-        depths: batches in the ready queue and in the reorder window when the step began.
-        finished: batches finished by each target worker.
 
     """
 
@@ -30,14 +29,82 @@ class StepContext:
     warmup_factor: float
     plan_position: int
     step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What the log tells of a micro-batch besides its losses."""
+
+    batch_id: int
+    bucket: int
+    epoch: int
+    rows: tuple[int, ...]
+    padded_length_tokens: int
+    length_min_tokens: int
+    length_max_tokens: int
+    length_sum_tokens: int
+    n_seqs: int
+    supervised_tokens: int
+    covered_tokens: int
+
+    @classmethod
+    def of(cls, batch: FeatureBatch) -> Self:
+        """The facts of a batch."""
+        planned = batch.planned
+        return cls(
+            batch_id=planned.position,
+            bucket=planned.bucket,
+            epoch=planned.epoch,
+            rows=planned.rows,
+            padded_length_tokens=planned.padded_length_tokens,
+            length_min_tokens=min(batch.lengths),
+            length_max_tokens=max(batch.lengths),
+            length_sum_tokens=sum(batch.lengths),
+            n_seqs=len(batch.lengths),
+            supervised_tokens=batch.supervised_tokens,
+            covered_tokens=batch.covered_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What a rank tells the others after each step; a word of its group.
+
+    Attributes:
+        batches: that it consumed.
+        wait_time_s: that its drafter waited for features.
+        depths: batches in its ready queue and in its reorder window when the step began.
+        finished: batches finished by each of its target workers.
+        stop: it was asked to stop.
+
+    """
+
+    batches: tuple[BatchFacts, ...]
     wait_time_s: float
     depths: tuple[int, int]
     finished: tuple[int, ...]
+    stop: bool
+
+    @classmethod
+    def from_word(cls, word: dict[str, Any]) -> Self:
+        """The report that `dataclasses.asdict` (and JSON) made a word of."""
+        batches = tuple(BatchFacts(**(item | {"rows": tuple(item["rows"])})) for item in word["batches"])
+        ready, features = word["depths"]
+        return cls(
+            batches=batches,
+            wait_time_s=word["wait_time_s"],
+            depths=(ready, features),
+            finished=tuple(word["finished"]),
+            stop=word["stop"],
+        )
 
 
-def step_record(context: StepContext, update: Update, batches: Sequence[FeatureBatch]) -> StepRecord:
-    """The log line of one optimizer step."""
-    micro = tuple(micro_batch_record(batch, sums) for batch, sums in zip(batches, update.sums, strict=True))
+def step_record(context: StepContext, update: Update, reports: Sequence[RankReport]) -> StepRecord:
+    """The log line of one optimizer step from the reports of all ranks, by rank."""
+    ranked = sorted(
+        ((facts, rank) for rank, report in enumerate(reports) for facts in report.batches), key=lambda item: item[0].batch_id
+    )
+    micro = tuple(micro_batch_record(facts, sums, rank=rank) for (facts, rank), sums in zip(ranked, update.sums, strict=True))
     correct, valid = sum(sum(item.correct) for item in micro), sum(sum(item.valid) for item in micro)
     blocks = sum(item.n_blocks for item in micro)
     tokens = sum(item.length_sum_tokens for item in micro)
@@ -57,43 +124,44 @@ def step_record(context: StepContext, update: Update, batches: Sequence[FeatureB
         clip_coef=finite_or_none(update.clip_coef),
         lr=context.lr,
         warmup_factor=context.warmup_factor,
-        skipped=bool(update.nonfinite),
+        skipped=update.skipped,
         nonfinite=update.nonfinite,
         micro_batches=micro,
         plan_position=context.plan_position,
         padding_frac=1.0 - tokens / padded,
         step_time_s=context.step_time_s,
-        wait_time_s=context.wait_time_s,
+        wait_time_s=max(report.wait_time_s for report in reports),
         tokens_per_s=tokens / context.step_time_s,
-        ready_depth=context.depths[0],
-        feature_depth=context.depths[1],
-        target_depths=context.finished,
+        ready_depth=sum(report.depths[0] for report in reports),
+        feature_depth=sum(report.depths[1] for report in reports),
+        target_depths=tuple(count for report in reports for count in report.finished),
+        rank_wait_s=tuple(report.wait_time_s for report in reports),
     )
 
 
-def micro_batch_record(batch: FeatureBatch, sums: Sums) -> MicroBatchRecord:
+def micro_batch_record(facts: BatchFacts, sums: Sums, *, rank: int) -> MicroBatchRecord:
     """What one micro-batch contributed."""
-    planned = batch.planned
     return MicroBatchRecord(
-        batch_id=planned.position,
-        bucket=planned.bucket,
-        epoch=planned.epoch,
-        rows=planned.rows,
-        padded_length_tokens=planned.padded_length_tokens,
-        length_min_tokens=min(batch.lengths),
-        length_max_tokens=max(batch.lengths),
-        length_sum_tokens=sum(batch.lengths),
-        n_seqs=len(batch.lengths),
+        batch_id=facts.batch_id,
+        bucket=facts.bucket,
+        epoch=facts.epoch,
+        rows=facts.rows,
+        padded_length_tokens=facts.padded_length_tokens,
+        length_min_tokens=facts.length_min_tokens,
+        length_max_tokens=facts.length_max_tokens,
+        length_sum_tokens=facts.length_sum_tokens,
+        n_seqs=facts.n_seqs,
         n_tokens=sums.n_tokens,
         n_blocks=sums.n_blocks,
-        supervised_tokens=batch.supervised_tokens,
-        covered_tokens=batch.covered_tokens,
+        supervised_tokens=facts.supervised_tokens,
+        covered_tokens=facts.covered_tokens,
         ce_sum=finite_or_none(sums.ce_sum),
         objective_sum=finite_or_none(sums.objective_sum),
         objective_weight=finite_or_none(sums.objective_weight),
         accepted_sum=sums.accepted_sum,
         correct=sums.correct,
         valid=sums.valid,
+        rank=rank,
     )
 
 

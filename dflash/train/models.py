@@ -62,10 +62,13 @@ def load_models(config: Config) -> Models:
     else:
         targets = [load_target(config.target, target_layer_ids=layer_ids, device=device) for device in devices[:-1]]
     drafter = Drafter(config.drafter, target_hidden_size=targets[0].info.hidden_size).to(devices[-1])
-    compute_dtype = _compute_dtype(config, devices[-1])
+    compute_dtype = compute_dtype_of(config, devices[-1])
     drafter.attention = choose_attention(
         config.drafter, wanted=config.train.attention, device=devices[-1], dtype=compute_dtype
     ).backend
+    drafter.recompute_layers = config.train.recompute_layers
+    if config.train.compile:
+        drafter.compile()  # in place: names and parameters stay
     optimizer = build_optimizer(drafter, config.train.optimizer, lr=config.train.lr)
     return Models(
         targets=targets,
@@ -87,7 +90,8 @@ def replica_devices(config: Config) -> list[torch.device]:
     return [torch.device("cuda", first + index) for index in range(count)]
 
 
-def _compute_dtype(config: Config, device: torch.device) -> torch.dtype:
+def compute_dtype_of(config: Config, device: torch.device) -> torch.dtype:
+    """Number format that the drafter computes in on a device."""
     name = config.train.compute_dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"

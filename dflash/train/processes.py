@@ -31,6 +31,9 @@ _PR_SET_PDEATHSIG = 1
 LAUNCHER_PID_VARIABLE = "DFLASH_LAUNCHER_PID"
 """Environment variable in which torchrun's pid travels to the ranks."""
 
+STORE_VARIABLE = "DFLASH_GROUP_STORE"
+"""Environment variable with the file where the ranks of one machine meet; absent across machines (torchrun's store is used)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:

@@ -33,6 +33,19 @@ class TrainProgress:
     eta_s: float | None
 
 
+def read_account(paths: RunPaths) -> tuple[dict[str, float], str]:
+    """What a finished training said about its stages.
+
+    Returns:
+        Busy share of each stage, and which side set the pace; empty before the training has finished.
+    """
+    finished = [item["details"] for item in parse_lines(_tail(paths.log)) if item.get("event") == "finish"]
+    if not finished:
+        return {}, ""
+    stages = finished[-1].get("stages", {})
+    return {stage: shares["busy_frac"] for stage, shares in stages.items()}, finished[-1].get("advice", "")
+
+
 def read_progress(paths: RunPaths) -> TrainProgress:
     """Read where the run stands."""
     items = list(parse_lines(_tail(paths.log)))

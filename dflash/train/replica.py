@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, Generic, Protocol, TypeVar
 
 from dflash.config import QueueConfig
+from dflash.train.balance import StageTime
 from dflash.train.pipeline import Pipeline
 from dflash.train.queues import ByteQueue, PipelineStopped, QueueClosed, ReorderWindow
 
@@ -35,7 +36,8 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
 
     Args:
         batches: collated batches in consumption order; taken by the reader thread, and closed by it.
-        makers: one function a target worker, batch -> features.
+        makers: one function a target, batch -> features.
+        threads: of each target; with several, one computes while the others carry features to the drafter.
         queues: byte bounds.
     """
 
@@ -44,6 +46,7 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
         batches: Generator[BatchT, None, None],
         *,
         makers: Sequence[Callable[[BatchT], FeaturesT]],
+        threads: int,
         queues: QueueConfig,
     ) -> None:
         self._batches = batches
@@ -51,7 +54,10 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
         self._ready: ByteQueue[tuple[int, BatchT]] = ByteQueue(limit_bytes=queues.ready_bytes)
         self._window: ReorderWindow[FeaturesT] = ReorderWindow(limit_bytes=queues.feature_bytes, first=0)
         self._finished = [0] * len(makers)
-        self._active = len(makers)
+        self._busy_s = [0.0] * len(makers)
+        self._reading_s = 0.0
+        self._threads = threads
+        self._active = threads * len(makers)
         self._lock = threading.Lock()
         self.pipeline = Pipeline([self._ready, self._window])
 
@@ -70,11 +76,27 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
         """Waiting on both sides of both queues."""
         return {"ready": asdict(self._ready.counters), "features": asdict(self._window.counters)}
 
+    @property
+    def stage_times(self) -> tuple[StageTime, StageTime]:
+        """What the reader and the targets did with their time up to now."""
+        ready, features = self._ready.counters, self._window.counters
+        return (
+            StageTime(workers=1, busy_s=self._reading_s, starved_s=0.0, blocked_s=ready.blocked_s),
+            # Threads of one target overlap: together they are one worker.
+            StageTime(
+                workers=len(self._makers),
+                busy_s=sum(self._busy_s) / self._threads,
+                starved_s=ready.starved_s / self._threads,
+                blocked_s=features.blocked_s / self._threads,
+            ),
+        )
+
     def start(self) -> None:
         """Start the reader and the target workers."""
         self.pipeline.start("reader", self._run_reader)
         for index in range(len(self._makers)):
-            self.pipeline.start(f"target-{index}", lambda index=index: self._run_target(index))  # type: ignore[misc]
+            for number in range(self._threads):
+                self.pipeline.start(f"target-{index}.{number}", lambda index=index: self._run_target(index))  # type: ignore[misc]
 
     def next(self) -> tuple[FeaturesT, float]:
         """The next batch's features, and the seconds spent waiting for them.
@@ -97,8 +119,11 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
 
     def _run_reader(self) -> None:
         with closing(self._batches) as batches:
+            begin_s = time.monotonic()
             for number, batch in enumerate(batches):
+                self._reading_s += time.monotonic() - begin_s
                 self._ready.put((number, batch), nbytes=batch.nbytes)
+                begin_s = time.monotonic()
         self._ready.close()
 
     def _run_target(self, index: int) -> None:
@@ -107,9 +132,14 @@ class FeatureSupply(Generic[BatchT, FeaturesT]):
                 number, batch = self._ready.get()
             except QueueClosed:
                 break
+            begin_s = time.monotonic()
             features = self._makers[index](batch)
+            spent_s = time.monotonic() - begin_s
+            with self._lock:
+                self._busy_s[index] += spent_s
             self._window.put(number, features, nbytes=features.nbytes)
-            self._finished[index] += 1
+            with self._lock:
+                self._finished[index] += 1
         # Only a worker that ended well counts: after a failure the window must never look like a finished one.
         with self._lock:
             self._active -= 1

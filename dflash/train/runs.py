@@ -25,9 +25,10 @@ from dflash.storage import atomic_write_text, get_bytes, open_store
 logger = logging.getLogger(__name__)
 
 OBSERVING_KEYS = (
-    "run.name", "run.root", "cluster.targets_per_replica", "cluster.device_memory_bytes", "health.", "rollback.", "evaluate.",
-    "tracking.",
-    "checkpoint.", "train.queues.", "train.max_nonfinite_in_row", "train.heartbeat_s", "train.max_restarts",
+    "run.name", "run.root", "cluster.targets_per_replica", "cluster.device_memory_bytes", "cluster.nodes", "cluster.rendezvous",
+    "cluster.network_interface", "cluster.collective_timeout_s", "health.", "rollback.", "evaluate.", "tracking.",
+    "checkpoint.", "train.queues.", "train.max_nonfinite_in_row", "train.heartbeat_s", "train.log_heartbeat_s",
+    "train.max_restarts", "train.restart_", "train.stall_s",
     "target.local_files_only", "data.reader.", "data.runner", "data.workers", "data.store",
 )  # fmt: skip
 """Keys (or prefixes of keys) that may differ between two starts of one run."""

@@ -33,8 +33,9 @@ def lr_at(train: TrainConfig, *, step: int, total_steps: int, lr_scale: float) -
     """
     factor = warmup_factor(train, step=step, total_steps=total_steps)
     if factor == 1.0:
-        warmup = warmup_steps(train, total_steps=total_steps)
-        factor = _decay(train, done_frac=(step - warmup) / max(1, total_steps - warmup))
+        start = decay_start(train, total_steps=total_steps)
+        start = warmup_steps(train, total_steps=total_steps) if start is None else start
+        factor = _decay(train, done_frac=(step - start) / max(1, total_steps - start))
     return train.lr * factor * lr_scale
 
 
@@ -42,18 +43,51 @@ def _decay(train: TrainConfig, *, done_frac: float) -> float:
     done = min(max(done_frac, 0.0), 1.0)
     if train.schedule == "constant":
         return 1.0
-    left = 1.0 - done if train.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    if train.schedule == "wsd":
+        left = 1.0 - math.sqrt(done)
+    else:
+        left = 1.0 - done if train.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return train.min_lr_frac + (1.0 - train.min_lr_frac) * left
 
 
-def count_steps(batches: int, *, skipped: Collection[int], accumulation_steps: int, max_steps: int | None) -> int:
-    """Optimizer steps that a plan of `batches` micro-batches gives; the last one may hold fewer micro-batches."""
+def decay_start(train: TrainConfig, *, total_steps: int) -> int | None:
+    """First step of the `wsd` schedule's decay; None for the shapes without a stable part."""
+    if train.schedule != "wsd":
+        return None
+    return max(warmup_steps(train, total_steps=total_steps), total_steps - round(train.decay_frac * total_steps))
+
+
+def count_steps(batches: int, *, skipped: Collection[int], step_batches: int, max_steps: int | None) -> int:
+    """Optimizer steps that a plan of `batches` micro-batches gives at `step_batches` each; the last one may hold fewer."""
     left = batches - sum(0 <= position < batches for position in set(skipped))
-    steps = math.ceil(left / accumulation_steps)
+    steps = math.ceil(left / step_batches)
     return steps if max_steps is None else min(steps, max_steps)
 
 
-def split_steps(positions: Sequence[int], *, accumulation_steps: int, steps: int) -> Iterator[Sequence[int]]:
+def split_steps(positions: Sequence[int], *, step_batches: int, steps: int) -> Iterator[Sequence[int]]:
     """The positions of each of the next `steps` optimizer steps, made as they are asked for."""
-    starts = range(0, len(positions), accumulation_steps)[:steps]
-    return (positions[start : start + accumulation_steps] for start in starts)
+    starts = range(0, len(positions), step_batches)[:steps]
+    return (positions[start : start + step_batches] for start in starts)
+
+
+def deal_step(costs: Sequence[int], *, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Deal one step's micro-batches to the ranks: equally many each, the dearest first to the rank that has least.
+
+    The step's micro-batches are neighbours in the plan whatever the number of ranks, so the training is the same (up to rounding)
+    and progress stays one position in the plan.
+
+    Args:
+        costs: [n] of the step's micro-batches, in plan order.
+        ranks: R.
+
+    Returns:
+        [R] indices into `costs`, ascending; in a plan's last step some ranks may have one fewer, or none.
+    """
+    most = -(-len(costs) // ranks)
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    had = [0] * ranks
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        rank = min((rank for rank in range(ranks) if len(dealt[rank]) < most), key=lambda rank: (had[rank], len(dealt[rank]), rank))
+        dealt[rank].append(index)
+        had[rank] += costs[index]
+    return tuple(tuple(sorted(own)) for own in dealt)

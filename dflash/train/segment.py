@@ -1,4 +1,4 @@
-"""One stretch of training in one process: from a state to the end of the plan, a stop, or an error.
+"""One stretch of training in one rank: from a state to the end of the plan, a stop, or an error.
 
 Invariant: whatever ends it, every thread has ended and every log line is on disk before the function returns or raises.
 """
@@ -20,14 +20,15 @@ from dflash.data.consumption import positions_to_consume, run_joins
 from dflash.data.reader import read_batches
 from dflash.records import RunPaths, TrainerState
 from dflash.rollback import overlay_in_force, skips_in_force
-from dflash.train.features import FeatureMaker
+from dflash.train.features import FeatureMaker, make_maker, target_threads
+from dflash.train.group import Group
 from dflash.train.inputs import Inputs, check_resumable, identity_of, initial_state
 from dflash.train.models import Models
 from dflash.train.optimizer import restore
 from dflash.train.replica import FeatureSupply
 from dflash.train.run_log import RunLog
 from dflash.train.step import Stepper
-from dflash.train.trainer import Machinery, Trainer
+from dflash.train.trainer import Machinery, Saver, Silent, StepLog, Trainer, own_positions, step_groups
 from dflash.train.warm_start import warm_start
 
 _PAD_ID = 0
@@ -42,6 +43,7 @@ def run_segment(
     resume_step: int | None,
     stop: threading.Event,
     on_operation: Callable[[str], None],
+    group: Group,
 ) -> TrainerState:
     """Train from checkpoint `resume_step` (None: from nothing) to the end.
 
@@ -52,51 +54,70 @@ def run_segment(
         resume_step: checkpoint to continue from.
         stop: set (by a signal) to save and end after the step in progress.
         on_operation: called before each file operation of a checkpoint.
+        group: all ranks; the first one logs and saves.
 
     Returns:
         The final state.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another run, or the last one cannot be written.
-        InterruptedRunError, NonFiniteLimitError: see `Trainer.run`.
+        InterruptedRunError, NonFiniteLimitError, BrokenGroupError: see `Trainer.run`.
         BaseException: the error of a stage that failed.
     """
     identity = identity_of(inputs, target_fingerprint=models.targets[0].info.fingerprint)
     state = _set_state(inputs, models, identity, segment=segment, resume_step=resume_step)
     positions = _positions_left(inputs, state)
-    planned = (inputs.plan[position] for position in positions)
+    mine = (own for step in step_groups(inputs.config, state, positions) for own in own_positions(inputs.plan, step, group=group))
     supply = FeatureSupply(
-        read_batches(planned, inputs.store, pad_id=_PAD_ID, reader=inputs.config.data.reader),
+        read_batches((inputs.plan[p] for p in mine), inputs.store, pad_id=_PAD_ID, reader=inputs.config.data.reader),
         makers=[_maker(inputs, models, index).make for index in range(len(models.targets))],
+        threads=target_threads(models.device),
         queues=inputs.config.train.queues,
     )
     with ExitStack() as cleanup:
-        log = RunLog(
-            inputs.paths.log,
-            segment=segment,
-            capacity_records=inputs.config.train.queues.log_records,
-            on_defect=supply.pipeline.fail,
-        )
-        cleanup.callback(log.close)
+        log: StepLog = Silent()
+        checkpoints: Saver = Silent()
+        if group.rank == 0:
+            written = _open_log(inputs, segment=segment, on_defect=supply.pipeline.fail)
+            cleanup.callback(written.close)
+            hooks = WriterHooks(
+                before_commit=written.sync, on_event=written.event, on_defect=supply.pipeline.fail, on_operation=on_operation
+            )
+            writer = CheckpointWriter(
+                inputs.paths.checkpoints_dir,
+                identity=identity,
+                drafter=models.weights,
+                optimizer=models.moments,
+                rule=inputs.config.checkpoint,
+                hooks=hooks,
+            )
+            cleanup.callback(writer.close)
+            log, checkpoints = written, writer
         log.event("start" if resume_step is None else "resume", state.step, _start_details(inputs, state))
         log.event("config", state.step, _config_details(inputs, models, identity))
-        hooks = WriterHooks(before_commit=log.sync, on_event=log.event, on_defect=supply.pipeline.fail, on_operation=on_operation)
-        checkpoints = CheckpointWriter(
-            inputs.paths.checkpoints_dir, identity=identity, drafter=models.weights, optimizer=models.moments, hooks=hooks
-        )
-        cleanup.callback(checkpoints.close)
         machinery = Machinery(
             plan=inputs.plan,
+            group=group,
             supply=supply,
-            stepper=_stepper(inputs, models),
+            stepper=_stepper(inputs, models, group),
             log=log,
             checkpoints=checkpoints,
             stop=stop,
         )
         cleanup.callback(supply.shut_down)
         supply.start()
-        interval = inputs.config.checkpoint.interval_steps
-        return Trainer(inputs.config.train, save_interval_steps=interval, state=state, machinery=machinery).run(positions)
+        return Trainer(inputs.config, state=state, machinery=machinery).run(positions)
+
+
+def _open_log(inputs: Inputs, *, segment: int, on_defect: Callable[[BaseException], None]) -> RunLog:
+    train = inputs.config.train
+    return RunLog(
+        inputs.paths.log,
+        segment=segment,
+        capacity_records=train.queues.log_records,
+        heartbeat_s=train.log_heartbeat_s,
+        on_defect=on_defect,
+    )
 
 
 def _set_state(inputs: Inputs, models: Models, identity: RunIdentity, *, segment: int, resume_step: int | None) -> TrainerState:
@@ -130,11 +151,11 @@ def _first_weights(inputs: Inputs, models: Models, *, mask_token_id: int) -> Non
 def _positions_left(inputs: Inputs, state: TrainerState) -> Sequence[int]:
     """Plan positions of the steps that are left: nothing is read or computed beyond the last one."""
     left = positions_to_consume(len(inputs.plan), start=state.plan_position, skipped=state.skipped_positions)
-    return left[: (state.total_steps - state.step) * inputs.config.train.accumulation_steps]
+    return left[: (state.total_steps - state.step) * inputs.config.micro_batches_per_step]
 
 
 def _maker(inputs: Inputs, models: Models, index: int) -> FeatureMaker:
-    return FeatureMaker(
+    return make_maker(
         target=models.targets[index],
         target_index=index,
         config=inputs.config,
@@ -144,7 +165,7 @@ def _maker(inputs: Inputs, models: Models, index: int) -> FeatureMaker:
     )
 
 
-def _stepper(inputs: Inputs, models: Models) -> Stepper:
+def _stepper(inputs: Inputs, models: Models, group: Group) -> Stepper:
     return Stepper(
         models.drafter,
         models.optimizer,
@@ -152,6 +173,7 @@ def _stepper(inputs: Inputs, models: Models) -> Stepper:
         loss=inputs.config.train.loss,
         clip_norm=inputs.config.train.clip_norm,
         autocast_dtype=None if models.compute_dtype is torch.float32 else models.compute_dtype,
+        group=group,
     )
 
 
@@ -170,6 +192,8 @@ def _config_details(inputs: Inputs, models: Models, identity: RunIdentity) -> di
         "seed": fresh.seed,
         "total_steps": fresh.total_steps,
         "accumulation_steps": inputs.config.train.accumulation_steps,
+        "replicas": inputs.config.cluster.replicas,
+        "nodes": inputs.config.cluster.nodes,
         "targets": len(models.targets),
         "parameters": sum(tensor.numel() for tensor in models.weights.values()),
         "compute_dtype": str(models.compute_dtype).removeprefix("torch."),

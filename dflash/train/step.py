@@ -1,16 +1,18 @@
-"""The optimizer step: accumulate unnormalised gradients, divide once, clip, vote, update.
+"""The optimizer step: accumulate unnormalised gradients, sum them over the ranks, divide once, clip, vote, update.
 
 Dimensions: K block size.
-Invariant: an update is applied only if the objective, its weight and the gradient norm are finite; a skipped one
+Invariant: an update is applied only if the objective, its weight and the gradient norm are finite on all ranks; a skipped one
 changes neither weights nor moments. Numerators are back-propagated unnormalised and divided once by the summed
-denominators, so any split into micro-batches (and replicas) gives the same gradient up to rounding.
+denominators, so any split into micro-batches and replicas gives the same gradient up to rounding.
+With several ranks all gradients are views of one flat buffer: autograd adds into it, and one all-reduce sums it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from dflash.model.drafter import Drafter
 from dflash.model.head import FrozenHead
 from dflash.model.loss import LossSums, block_loss
 from dflash.train.features import FeatureBatch
+from dflash.train.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,11 @@ class Update:
     """What an optimizer step did.
 
     Attributes:
-        sums: one entry a micro-batch.
+        sums: one entry a micro-batch of all ranks, in plan order.
         grad_norm: before clipping, of the normalised gradient (NaN or infinite when it was).
         clip_coef: factor applied; NaN when skipped.
-        nonfinite: names of the quantities that forbade the update; empty if it was applied.
+        nonfinite: names of the quantities that forbade the update.
+        over_limit: the gradient norm forbade it, although finite.
 
     """
 
@@ -51,6 +55,12 @@ class Update:
     grad_norm: float
     clip_coef: float
     nonfinite: tuple[str, ...]
+    over_limit: bool
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the update was not applied."""
+        return bool(self.nonfinite) or self.over_limit
 
     @property
     def objective(self) -> float:
@@ -75,6 +85,7 @@ class Stepper:
         loss: LossConfig,
         clip_norm: float,
         autocast_dtype: torch.dtype | None,
+        group: Group,
     ) -> None:
         self._drafter = drafter
         self._optimizer = optimizer
@@ -82,8 +93,10 @@ class Stepper:
         self._loss = loss
         self._clip_norm = clip_norm
         self._autocast_dtype = autocast_dtype
+        self._group = group
         self._parameters = list(drafter.parameters())
-        self._pending: list[LossSums] = []
+        self._flat = _flat_gradients(self._parameters) if group.size > 1 else None
+        self._pending: list[tuple[int, LossSums]] = []
 
     def accumulate(self, batch: FeatureBatch) -> None:
         """Forward and backward of one micro-batch."""
@@ -92,27 +105,65 @@ class Stepper:
             hidden = self._drafter(batch.features, batch.block_embeds, batch.anchors.positions, batch.anchors.keep)
         sums = block_loss(hidden, batch.labels, batch.anchors.keep, self._head, loss=self._loss, target=batch.target_states)
         sums.objective_sum.backward()  # type: ignore[no-untyped-call]
-        self._pending.append(sums)
+        self._pending.append((batch.planned.position, sums))
 
-    def update(self, *, lr: float) -> Update:
-        """Apply (or skip) the update of everything accumulated, and forget the gradients."""
-        sums = tuple(_numbers(item) for item in self._pending)
+    def update(self, *, lr: float, norm_limit: float) -> Update:
+        """Apply (or skip) the update of everything accumulated on all ranks, and forget the gradients.
+
+        Args:
+            lr: learning rate.
+            norm_limit: gradient norm over which the update is skipped; may be infinite.
+
+        Raises:
+            BrokenGroupError: another rank died or stalled.
+        """
+        sums = self._sums_of_all()
+        if self._flat is not None:
+            self._group.sum_(self._flat)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         weight = sum(item.objective_weight for item in sums)
         norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
         grad_norm = _ratio(norm, weight)
         nonfinite = _vote(sums, grad_norm)
+        over_limit = not nonfinite and grad_norm > norm_limit
         clip_coef = math.nan
-        if not nonfinite:
+        if not nonfinite and not over_limit:
             clip_coef = 1.0 if grad_norm <= self._clip_norm else self._clip_norm / grad_norm
             for gradient in gradients:
                 gradient.mul_(clip_coef / weight)
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
+            for param_group in self._optimizer.param_groups:
+                param_group["lr"] = lr
             self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._flat is None:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            self._flat.zero_()
         self._pending.clear()
-        return Update(sums=sums, grad_norm=grad_norm, clip_coef=clip_coef, nonfinite=nonfinite)
+        return Update(sums=sums, grad_norm=grad_norm, clip_coef=clip_coef, nonfinite=nonfinite, over_limit=over_limit)
+
+    def weight_sum(self) -> float:
+        """Sum of all weights in float64: equal on all ranks as long as they made the same updates."""
+        return float(torch.stack([parameter.detach().sum(dtype=torch.float64) for parameter in self._parameters]).sum())
+
+    def _sums_of_all(self) -> tuple[Sums, ...]:
+        """Every rank's numbers in plan order, so that their totals do not depend on who computed what."""
+        own = [(position, asdict(_numbers(item))) for position, item in self._pending]
+        every = [entry for entries in self._group.gather(own) for entry in entries]
+        return tuple(_as_sums(item) for _, item in sorted(every, key=lambda entry: entry[0]))
+
+
+def _flat_gradients(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """One zeroed buffer whose stretches become the parameters' gradients."""
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+    begin = 0
+    for parameter in parameters:
+        parameter.grad = flat[begin : begin + parameter.numel()].view_as(parameter)
+        begin += parameter.numel()
+    return flat
+
+
+def _as_sums(item: dict[str, Any]) -> Sums:
+    return Sums(**(item | {"correct": tuple(item["correct"]), "valid": tuple(item["valid"])}))
 
 
 def _vote(sums: Sequence[Sums], grad_norm: float) -> tuple[str, ...]:

@@ -21,17 +21,20 @@ from types import FrameType
 from dflash.checkpoint import Evidence, read_state, remove_leftovers
 from dflash.config import Config
 from dflash.data.plan_file import read_plan_manifest
-from dflash.errors import HaltedError, InterruptedRunError, NonFiniteLimitError, TrainerCrashedError
+from dflash.errors import HaltedError, InterruptedRunError, NonFiniteLimitError, StorageError, TrainerCrashedError
 from dflash.records import ControlRequest, RunPaths
 from dflash.storage import atomic_write_text
 from dflash.train.book import CheckpointBook
-from dflash.train.child import STOP_GRACE_S, TrainerProcess
+from dflash.train.child import STOP_GRACE_S, TICK_S, TrainerProcess
+from dflash.train.device_lock import hold_devices
 from dflash.train.doctor import check_devices
 from dflash.train.follow import LogFollower
 from dflash.train.go_back import Rollbacks
+from dflash.train.mirror import open_mirror
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.processes import end_recorded, identify
 from dflash.train.requests import acknowledge, pending_requests
+from dflash.train.restarts import RestartBudget, StallWatch
 from dflash.train.runs import hold_run
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ CriticalSpans = Callable[[], tuple[tuple[int, int], ...]]
 """Checks the log up to now and returns (onset, last record step) of its critical training findings."""
 
 _CRASH_LINES = 15
+_COPY_AFTER_ERROR_S = 1.0
+"""A run that was stopped or failed does not keep its caller waiting for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ def supervise(config: Config, paths: RunPaths, *, on_tick: Callable[[], None], c
 
     Raises:
         RunStateError: another supervisor trains this run.
-        DeviceError: the machine lacks devices.
+        DeviceError: the machine lacks devices, or another training uses them.
         HaltedError: a halt was requested.
         InterruptedRunError: a stop was requested, by a file or a signal; the state is saved.
         NonFiniteLimitError: too many updates in a row were not finite.
@@ -85,10 +90,16 @@ def supervise(config: Config, paths: RunPaths, *, on_tick: Callable[[], None], c
         DflashError: the trainer's own error.
     """
     check_devices(config)
-    with hold_run(paths):
+    with hold_run(paths), hold_devices(config.cluster, run=str(paths.root)):
         supervisor = _Supervisor(config, paths, on_tick, critical_spans)
         with _signals_to(supervisor.on_signal):
-            return supervisor.run()
+            try:
+                outcome = supervisor.run()
+            except BaseException:
+                supervisor.close(wait_s=_COPY_AFTER_ERROR_S)
+                raise
+            supervisor.close(wait_s=config.checkpoint.upload_wait_s)
+            return outcome
 
 
 class _Supervisor:
@@ -101,8 +112,18 @@ class _Supervisor:
         self._follower = LogFollower(paths.log)
         self._rollbacks = Rollbacks(paths, self._book, newest_segment=self._newest_segment)
         self._batches = read_plan_manifest(paths.plan_dir).batches
+        self._restarts = RestartBudget(config.train)
         self._signal: int | None = None
         self._beat_due_s = 0.0
+        self._trouble = ""
+        self._mirror = open_mirror(paths, config.checkpoint, on_object=lambda _name: None)
+
+    def close(self, *, wait_s: float) -> None:
+        """End the copying of checkpoints, giving the newest one some time."""
+        if self._mirror is not None:
+            self._mirror.notice()
+            if not self._mirror.close(timeout_s=wait_s):
+                logger.warning("the newest checkpoint is not in %s", self._config.checkpoint.store)
 
     def on_signal(self, number: int) -> None:
         """Remember a signal; the next tick obeys it."""
@@ -113,7 +134,6 @@ class _Supervisor:
         self._beat()
         end_recorded(self._paths, grace_s=STOP_GRACE_S)
         remove_leftovers(self._paths.checkpoints_dir)
-        crashes = 0
         while True:
             self._follower.poll()
             self._settle(None)
@@ -124,15 +144,17 @@ class _Supervisor:
                     break
                 continue
             self._raise_requested()
-            if crashes > self._config.train.max_restarts:
-                raise _crashed(crashes, self._paths)
-            crashes += self._train(resume_step)
+            if self._restarts.spent:
+                raise _crashed(self._restarts.in_row, self._paths)
+            self._wait(self._restarts.wait_s)
+            if self._train(resume_step):
+                self._restarts.crashed(end=self._follower.end)
         return TrainOutcome(
             steps=resume_step,
             train_time_s=self._follower.train_time_s(),
             wait_frac=self._follower.wait_frac(),
             checkpoint_step=resume_step,
-            restarts=crashes,
+            restarts=self._restarts.total,
             rollbacks=self._rollbacks.done(),
         )
 
@@ -148,11 +170,17 @@ class _Supervisor:
         segment = self._next_segment()
         logger.info("starting the trainer: segment %d, from checkpoint %s", segment, resume_step)
         process = TrainerProcess(self._config, self._paths, segment=segment, resume_step=resume_step)
+        progress = StallWatch(self._config.train.stall_s, now_s=time.monotonic())
         try:
             while not process.wait_tick():
                 self._tick()
-                if self._settle(process):
-                    return False
+                if progress.stalls(self._follower.end, now_s=time.monotonic()):
+                    logger.error("no step for %.0f s: ending the trainer, to start it again", self._config.train.stall_s)
+                    process.end(on_wait=self._beat)
+                    return True
+                with self._disk_may_fail():
+                    if self._settle(process):
+                        return False
                 self._raise_requested(process)
         except BaseException:
             process.end(on_wait=self._beat)
@@ -203,10 +231,13 @@ class _Supervisor:
 
     def _tick(self) -> None:
         self._beat()
-        self._follower.poll()
-        if self._book.reconcile() or self._book.is_due(records=self._follower.end):
-            self._judge(ended=False)
-        self._on_tick()
+        with self._disk_may_fail():
+            self._follower.poll()
+            if self._book.reconcile() or self._book.is_due(records=self._follower.end):
+                self._judge(ended=False)
+            if self._mirror is not None:
+                self._mirror.notice()
+            self._on_tick()
 
     def _judge(self, *, ended: bool) -> None:
         records = self._follower.end
@@ -220,7 +251,7 @@ class _Supervisor:
             ended=ended,
         )
         self._book.judge(evidence)
-        self._book.prune()
+        self._book.prune(spare=None if self._mirror is None else self._mirror.uploading)
 
     def _raise_requested(self, process: TrainerProcess | None = None) -> None:
         """Obey the oldest request or a signal: end the trainer, acknowledge, raise."""
@@ -238,12 +269,35 @@ class _Supervisor:
         state = read_state(self._paths.checkpoint(step))
         return state.step >= state.total_steps or state.plan_position >= self._batches
 
+    def _wait(self, seconds: float) -> None:
+        """Let time pass before a restart; requests and signals are obeyed meanwhile."""
+        if seconds > 0:
+            logger.warning("the trainer died %d times in a row: the next start is in %.0f s", self._restarts.in_row, seconds)
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, TICK_S))
+            self._beat()
+            self._raise_requested()
+
+    @contextlib.contextmanager
+    def _disk_may_fail(self) -> Iterator[None]:
+        """Let a full or failing disk cost what the block wanted to write, and never the training: the next tick tries again."""
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            if str(error) != self._trouble:
+                logger.error("the supervisor cannot do its bookkeeping, training goes on: %s", error)
+            self._trouble = str(error)
+        else:
+            self._trouble = ""
+
     def _beat(self) -> None:
         if time.monotonic() < self._beat_due_s:
             return
         me = identify(os.getpid(), role="supervisor")
         beat = {"pid": os.getpid(), "start_time": None if me is None else me.start_ticks, "at": time.time()}
-        atomic_write_text(self._paths.heartbeat, json.dumps(beat) + "\n")
+        with self._disk_may_fail():
+            atomic_write_text(self._paths.heartbeat, json.dumps(beat) + "\n")
         self._beat_due_s = time.monotonic() + self._config.train.heartbeat_s
 
 

@@ -73,6 +73,7 @@ def warm_start(drafter: Drafter, folder: Path, *, mask_token_id: int, info: Targ
     pairs = {
         "mask token id": (description.mask_token_id, mask_token_id),
         "vocabulary": (description.vocab_size, info.vocab_size),
+        "target hidden size": (description.target_hidden_size, info.hidden_size),
         "target layers": (description.num_target_layers or info.num_hidden_layers, info.num_hidden_layers),
     }
     wrong = [f"{name}: published {one}, run {other}" for name, (one, other) in pairs.items() if one != other]

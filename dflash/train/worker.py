@@ -1,7 +1,8 @@
-"""The trainer process, started by torchrun: `python -m dflash.train.worker --run-dir DIR --segment S [--resume-step N]`.
+"""One rank of the trainer, started by torchrun: `python -m dflash.train.worker --run-dir DIR --segment S [--resume-step N]`.
 
 Invariant: SIGTERM and SIGINT end it after the step in progress with its state saved; how it ended is written into
-`control/trainer_exit.json`, because torchrun reports only that something failed. Neither Prefect nor MLflow is imported.
+`control/trainer_exit.json`, because torchrun reports only that something failed: by rank 0, or by the rank whose own error it was.
+Neither Prefect nor MLflow is imported.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 import torch
 
 from dflash.config import load_config
-from dflash.errors import EXIT_OK, DflashError
+from dflash.errors import EXIT_OK, DflashError, InterruptedRunError, NonFiniteLimitError
 from dflash.records import RunPaths
+from dflash.train.group import join_group
 from dflash.train.inputs import open_inputs
 from dflash.train.models import load_models
 from dflash.train.outcome import write_exit
@@ -30,6 +32,9 @@ logger = logging.getLogger("dflash.train.worker")  # run as a program, the modul
 
 _ORPHANED_EXIT = 3
 
+_SHARED_ERRORS = (InterruptedRunError, NonFiniteLimitError)
+"""All ranks end with them together: rank 0, which saves, is the one that tells."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one segment as a rank of torchrun; returns the exit code."""
@@ -39,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         return _ORPHANED_EXIT
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     paths = RunPaths(options.run_dir)
-    identity = identify(os.getpid(), role="trainer")
+    rank = int(os.environ["RANK"])
+    identity = identify(os.getpid(), role="trainer" if rank == 0 else f"trainer-{rank}")
     if identity is not None:
         register_process(paths, identity)
     return train_segment(paths, segment=options.segment, resume_step=options.resume_step, on_operation=_ignore)
@@ -54,7 +60,7 @@ def train_segment(paths: RunPaths, *, segment: int, resume_step: int | None, on_
     Raises:
         BaseException: any other error, with its own traceback; nothing is recorded then.
     """
-    stop = threading.Event()
+    stop, first = threading.Event(), int(os.environ.get("RANK", "0")) == 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
     try:
@@ -65,13 +71,19 @@ def train_segment(paths: RunPaths, *, segment: int, resume_step: int | None, on_
         inputs = open_inputs(config, paths)
         with inputs.store:
             models = load_models(config)
-            state = run_segment(inputs, models, segment=segment, resume_step=resume_step, stop=stop, on_operation=on_operation)
+            group = join_group(config.cluster)
+            state = run_segment(
+                inputs, models, segment=segment, resume_step=resume_step, stop=stop, on_operation=on_operation, group=group
+            )
+            group.close()
     except DflashError as error:
         logger.error("%s: %s", type(error).__name__, error)
-        write_exit(paths, segment=segment, error=error)
+        if first or not isinstance(error, _SHARED_ERRORS):
+            write_exit(paths, segment=segment, error=error)
         return error.exit_code
     logger.info("finished after %d steps", state.step)
-    write_exit(paths, segment=segment, error=None)
+    if first:
+        write_exit(paths, segment=segment, error=None)
     return EXIT_OK
 
 

@@ -32,8 +32,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     """The library's stages replaced where the tasks call them."""
     fakes = FakeStages()
     for task, names in {
-        "prepare_data": ("prepare_stage",),
-        "plan_batches": ("plan_stage",),
+        "prepare_data": ("prepare_stage", "spread_stage", "open_spread"),
+        "plan_batches": ("plan_stage", "view_plan"),
         "run_doctor": ("doctor_stage",),
         "train_drafter": ("train_stage",),
         "evaluate_drafter": ("open_bench", "evaluate_stage"),

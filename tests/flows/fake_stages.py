@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash.records import CheckResult, DetectorSummary, EvaluationResult, Finding, HealthReport, PlanManifest, RunSummary
+from dflash.config import DataConfig
+from dflash.data.plan_stats import BucketPlan, PlanStats
+from dflash.records import (
+    BucketStats,
+    CheckResult,
+    DetectorSummary,
+    EvaluationResult,
+    Finding,
+    HealthReport,
+    PlanManifest,
+    RunSummary,
+)
 from dflash.records.health import Verdict
-from dflash.stages import DataStage, PlanStage, Run, TrainStage
+from dflash.stages import DataStage, PlanStage, PlanView, Run, TrainStage
 from dflash.train.doctor import DoctorReport, Part
 from dflash.train.progress import TrainProgress
 
@@ -68,7 +80,18 @@ class FakeStages:
         self._called("prepare")
         progress("answers", 1, 2)
         progress("answers", 2, 2)
-        return DataStage("/data/x", "f" * 64, 3, 30, 20, (1, 2), 0, reused=False)
+        buckets = (BucketStats(0, 16, 1, 12, 8), BucketStats(1, 32, 2, 18, 12))
+        return DataStage("/data/x", "f" * 64, 3, 30, 20, buckets, 1, "/data/x/preview.html", reused=False)
+
+    @contextmanager
+    def open_spread(self, data: DataConfig) -> Iterator[str]:
+        self._called(f"open {data.runner}")
+        yield f"{data.workers} workers"
+        self._called(f"close {data.runner}")
+
+    def spread_stage(self, run: Run, *, spread: str, progress: Callable[[str, int, int], None]) -> DataStage:
+        self._called(f"spread over {spread}")
+        return self.prepare_stage(run, progress=progress)
 
     def plan_stage(self, run: Run, data: DataStage) -> PlanStage:
         self._called("plan")
@@ -80,12 +103,21 @@ class FakeStages:
         )  # fmt: skip
         return PlanStage(manifest, reused=True)
 
+    def view_plan(self, run: Run, data: DataStage) -> PlanView:
+        bucket = BucketPlan(1, 32, 2, 18, 1, 24, 0.75, 0.5, 1, 0.0)
+        stats = PlanStats(
+            buckets=(bucket,), samples=3, tokens=30, batches=2, padded_tokens=32, efficiency=0.94, naive_efficiency=0.5,
+            edges_efficiency=0.8, longest_run=1, padded_lengths_tokens=(16,), run_counts=((1, 2),), length_counts=(3,),
+            length_edges=(0.0, 16.0), mix=((0.5, 0.5),),
+        )  # fmt: skip
+        return PlanView(stats, b"\x89PNG", "plan/plan.png")
+
     def train_stage(self, run: Run, *, on_progress: Callable[[TrainProgress], None]) -> TrainStage:
         self._called("train")
         on_progress(TrainProgress(0, 0, None, None, None, None))
         on_progress(TrainProgress(5, 10, 2.5, 1.5, 900.0, 4.0))
         on_progress(TrainProgress(10, 10, 2.0, 1.75, 950.0, 0.0))
-        return TrainStage(10, 1.5, 0.02, "checkpoints/step-10", 0, 0)
+        return TrainStage(10, 1.5, 0.02, "checkpoints/step-10", 0, 0, "")
 
     def open_bench(self, run: Run) -> Any:
         self._called("bench")

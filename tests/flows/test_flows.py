@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,28 @@ def test_train_runs_the_stages_in_order_and_leaves_an_artifact_of_each(
     assert "closing table of tiny-001" in capsys.readouterr().out
     config = RunPaths(config_file.parent / "runs" / "tiny-001").config
     assert "lr: 0.5" in config.read_text(encoding="utf-8")
+
+
+def test_preparation_leaves_buckets_a_link_to_the_preview_and_a_picture_of_the_plan(config_file: Path, stages: FakeStages) -> None:
+    artifacts = artifacts_of(prepare(str(config_file), return_state=True))
+    first, second = json.loads(artifacts["data"].data)
+    assert first == {
+        "bucket": 0, "up to tokens": 16, "samples": 1, "tokens": 12, "supervised tokens": 8, "padding to the edge": "25.0%",
+    }  # fmt: skip
+    assert second["padding to the edge"] == "71.9%"
+    assert "rows set aside: 1" in artifacts["data"].description
+    assert artifacts["data-preview"].data == "[/data/x/preview.html](file:///data/x/preview.html)"
+    (bucket,) = json.loads(artifacts["plan-buckets"].data)
+    assert (bucket["padding"], bucket["share of the batches"]) == ("25.0%", "50.0%")
+    assert "(data:image/png;base64,iVBORw==)" in artifacts["plan-picture"].data
+    assert "`plan/plan.png`" in artifacts["plan-picture"].data
+    assert artifacts["data-progress"].data == 100.0
+
+
+def test_a_cluster_is_held_for_the_data_set_only(config_file: Path, stages: FakeStages) -> None:
+    settings = ["data.runner=dask", "data.workers=3", "data.answers.regenerate=false"]
+    assert prepare(str(config_file), settings, return_state=True).is_completed()
+    assert stages.calls == ["open dask", "spread over 3 workers", "prepare", "close dask", "plan"]
 
 
 def test_a_halted_training_fails_the_flow_with_its_own_words_and_is_not_retried(config_file: Path, stages: FakeStages) -> None:

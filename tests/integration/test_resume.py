@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dflash.checkpoint import list_checkpoints, read_state
@@ -122,6 +124,24 @@ def test_sigterm_saves_and_the_next_start_continues_from_there(run: TinyRun, ref
     resumed = next(line for line in log_lines(run.paths) if line.get("event") == "resume")
     assert (resumed["segment"], resumed["step"]) == (1, stopped)
     assert_same_training(run, reference)
+
+
+def test_a_full_disk_costs_saves_and_neither_steps_nor_records(root: Path) -> None:
+    overrides = ["train.epochs=60", "checkpoint.interval_steps=2", "checkpoint.retry_s=0.01"]
+    quiet, run = (build_tiny_run(root, samples=40, overrides=overrides) for _ in range(2))
+    train_to_end(quiet)
+    process = start_trainer(run)
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 6 for line in log_lines(run.paths)), process=process)
+    assert process.pid is not None
+    before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    worked_s = psutil.Process(process.pid).cpu_times().user
+    wait_until(lambda: psutil.Process(process.pid).cpu_times().user > worked_s + 0.4, process=process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+    assert end_of(process) == 0
+    assert_same_training(run, quiet)
+    events = [line["event"] for line in log_lines(run.paths) if line["kind"] == "event"]
+    assert "save_failed" in events
+    assert "log_drops" not in events
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_end_is_the_same(run: TinyRun, reference: TinyRun) -> None:

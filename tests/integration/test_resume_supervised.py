@@ -20,12 +20,14 @@ from dflash.errors import (
     HaltedError,
     InterruptedRunError,
     NonFiniteLimitError,
+    RunStateError,
     TrainerCrashedError,
 )
 from dflash.records import ControlRequest, RunPaths, to_json
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.processes import recorded_processes
 from dflash.train.progress import read_progress
+from dflash.train.restarts import StallWatch
 from dflash.train.runs import run_is_live
 from dflash.train.supervisor import TrainOutcome, supervise
 from tests.support.tiny_run import TinyRun, build_tiny_run
@@ -136,6 +138,45 @@ def test_killing_the_rank_and_then_torchrun_ends_with_the_same_weights(root: Pat
     assert outcome.restarts == 2 and not victims
     assert_same_training(run, reference)
     assert recorded_processes(run.paths) == []
+
+
+def test_a_trainer_that_stalls_is_ended_and_started_again(root: Path, reference: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = build_tiny_run(root, overrides=LONG)
+    stopped: list[int] = []
+
+    def on_tick() -> None:
+        if not stopped and last_step(run.paths) >= 12:
+            stopped.append(pid_of(run.paths, "trainer"))
+            os.kill(stopped[0], signal.SIGSTOP)  # every thread of it, its targets too, stands still
+
+    def stalls(_watch: StallWatch, _end: int, *, now_s: float) -> bool:
+        """What the clock would say after half an hour."""
+        told.append(len(stopped))
+        return bool(stopped) and 1 not in told[:-1]
+
+    told: list[int] = []
+    monkeypatch.setattr("dflash.train.child.STOP_GRACE_S", 1.0)
+    monkeypatch.setattr(StallWatch, "stalls", stalls)
+    outcome = watch(run, on_tick)
+    assert stopped
+    assert outcome.restarts == 1
+    assert_same_training(run, reference)
+    assert recorded_processes(run.paths) == []
+
+
+def test_a_second_supervisor_is_refused_and_the_first_goes_on(root: Path, reference: TinyRun) -> None:
+    run = build_tiny_run(root, overrides=LONG)
+    refused: list[str] = []
+
+    def on_tick() -> None:
+        if not refused and last_step(run.paths) >= 3:
+            with pytest.raises(RunStateError, match="is being trained by another supervisor") as raised:
+                watch(run, lambda: pytest.fail("the second one trains"))
+            refused.append(raised.value.what)
+
+    assert watch(run, on_tick).restarts == 0
+    assert f"pid {os.getpid()}" in refused[0]
+    assert_same_training(run, reference)
 
 
 def test_a_trainer_that_dies_too_often_is_given_up_with_the_end_of_its_output(root: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dflash.data.columns import SampleColumns, TokenizedSample
 from dflash.data.manifest import MANIFEST_FILE, manifest_name
 from dflash.data.shards import ShardWriter
-from dflash.records import BucketStats, DataManifest, SourceEntry, to_json
+from dflash.records import BucketStats, DataManifest, SourceEntry, to_sealed_json
 from dflash.storage import Store
 
 UNIT = "0123456789ab" + "0" * 52
@@ -87,5 +87,5 @@ def write_columns(
     )
     manifest = replace(manifest, **changes)
     for name in (manifest_name(fingerprint), MANIFEST_FILE):
-        store.put(name, to_json(manifest).encode(), only_if_absent=False)
+        store.put(name, to_sealed_json(manifest).encode(), only_if_absent=False)
     return manifest

@@ -20,7 +20,8 @@ def micro(
     """A micro-batch of a given mean loss, and of given samples and hits."""
     return MicroBatchLine(
         batch_id=batch_id, bucket=bucket, epoch=epoch, rows=tuple(rows), n_tokens=n_tokens,
-        ce_sum=None if loss is None else loss * n_tokens, correct=() if hits is None else (hits,), valid=() if hits is None else (n_tokens,),
+        ce_sum=None if loss is None else loss * n_tokens, correct=() if hits is None else (hits,),
+        valid=() if hits is None else (n_tokens,),
     )  # fmt: skip
 
 

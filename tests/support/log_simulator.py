@@ -96,16 +96,16 @@ def _step(rng: np.random.Generator, *, step: int, bucket: int, lr: float, steps:
     micro = MicroBatchRecord(
         batch_id=step, bucket=bucket, epoch=0, rows=tuple(range(8 * step, 8 * step + 8)), padded_length_tokens=64 + 32 * bucket,
         length_min_tokens=40, length_max_tokens=64 + 32 * bucket, length_sum_tokens=n_tokens, n_seqs=8, n_tokens=n_tokens,
-        n_blocks=slots[0], supervised_tokens=n_tokens, covered_tokens=n_tokens, ce_sum=loss * n_tokens, objective_sum=loss * n_tokens,
-        objective_weight=float(n_tokens), accepted_sum=2.0 * accuracy * slots[0],
+        n_blocks=slots[0], supervised_tokens=n_tokens, covered_tokens=n_tokens, ce_sum=loss * n_tokens,
+        objective_sum=loss * n_tokens, objective_weight=float(n_tokens), accepted_sum=2.0 * accuracy * slots[0],
         correct=tuple(int(accuracy * slot) for slot in slots), valid=slots,
     )  # fmt: skip
     ready = min(2 * step, QUEUE_FULL - int(rng.integers(0, 4)), steps - step - 1)
     return StepRecord(
         segment=0, step=step, wall_time_s=START_S + STEP_S * (step + 1), mono_time_s=STEP_S * (step + 1), ce=loss, objective=loss,
-        accuracy=accuracy, accepted_length=2.0 * accuracy, coverage_frac=1.0, grad_norm=grad_norm, clip_coef=min(1.0, 1.0 / grad_norm), lr=lr,
-        warmup_factor=1.0, skipped=False, nonfinite=(), micro_batches=(micro,), plan_position=step, padding_frac=0.03,
-        step_time_s=STEP_S, wait_time_s=0.01, tokens_per_s=n_tokens / STEP_S, ready_depth=ready,
+        accuracy=accuracy, accepted_length=2.0 * accuracy, coverage_frac=1.0, grad_norm=grad_norm,
+        clip_coef=min(1.0, 1.0 / grad_norm), lr=lr, warmup_factor=1.0, skipped=False, nonfinite=(),
+        micro_batches=(micro,), plan_position=step, padding_frac=0.03, step_time_s=STEP_S, wait_time_s=0.01, tokens_per_s=n_tokens / STEP_S, ready_depth=ready,
         feature_depth=min(step, 8, steps - step - 1), target_depths=(step + 4,),
     )  # fmt: skip
 

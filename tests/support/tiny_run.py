@@ -49,7 +49,7 @@ data:
   max_length_tokens: 32
   bucket_edges_tokens: [12, 20, 32]
 plan: {{tokens_per_batch: 64, max_sequences: 4, pad_multiple_tokens: 4}}
-train: {{epochs: 2, lr: 0.01, warmup_frac: 0.2, heartbeat_s: 0.2}}
+train: {{epochs: 2, lr: 0.01, warmup_frac: 0.2, heartbeat_s: 0.2, restart_wait_s: 0}}
 checkpoint: {{interval_steps: 4, window_steps: 4, soak_steps: 4}}
 tracking: {{enabled: false}}
 """

@@ -20,6 +20,8 @@ from dflash.checkpoint import read_manifest
 from dflash.records import RunPaths
 from dflash.train.book import CheckpointBook
 from dflash.train.follow import LogFollower
+from dflash.train.launch import ranks_store
+from dflash.train.processes import STORE_VARIABLE
 from tests.support.tiny_run import TinyRun
 
 WAIT_S = 120.0
@@ -36,14 +38,40 @@ class KillAt:
     occurrence: int
 
 
+@dataclass(frozen=True)
+class Place:
+    """Which rank a process is."""
+
+    rank: int
+    ranks: int
+
+
 def start_trainer(run: TinyRun, *, kill_at: KillAt | None = None) -> BaseProcess:
-    """Start a trainer as the supervisor would: from the newest verified checkpoint, in the next segment."""
+    """Start a trainer of one rank as the supervisor would: from the newest verified checkpoint, in the next segment."""
+    return _start(run, *_next_launch(run), kill_at=kill_at, rank=0)
+
+
+def start_ranks(run: TinyRun, *, kill_at: KillAt | None = None, kill_rank: int = 0) -> list[BaseProcess]:
+    """Start every rank of a run, as torchrun would; `kill_rank` dies at `kill_at`."""
+    launch = _next_launch(run)
+    ranks_store(run.paths.control_dir / "meet").unlink(missing_ok=True)
+    return [
+        _start(run, *launch, kill_at=kill_at if rank == kill_rank else None, rank=rank)
+        for rank in range(run.config.cluster.replicas)
+    ]
+
+
+def _next_launch(run: TinyRun) -> tuple[int, int | None]:
     book, follower = CheckpointBook(run.paths, run.config.checkpoint, run.config.rollback), LogFollower(run.paths.log)
     resume_step = book.newest_verified()
     follower.poll()
     logged = -1 if follower.last_segment is None else follower.last_segment
-    segment = max(logged, book.last_segment) + 1
-    process = _CONTEXT.Process(target=_train, args=(run.paths.root, segment, resume_step, kill_at))
+    return max(logged, book.last_segment) + 1, resume_step
+
+
+def _start(run: TinyRun, segment: int, resume_step: int | None, *, kill_at: KillAt | None, rank: int) -> BaseProcess:
+    place = Place(rank, run.config.cluster.replicas)
+    process = _CONTEXT.Process(target=_train, args=(run.paths.root, segment, resume_step, kill_at, place))
     process.start()
     return process
 
@@ -111,10 +139,12 @@ def final_hashes(paths: RunPaths, step: int) -> dict[str, str]:
     return {entry.name: entry.sha256 for entry in manifest.files if entry.name.endswith(".safetensors")}
 
 
-def _train(root: Path, segment: int, resume_step: int | None, kill_at: KillAt | None) -> None:
+def _train(root: Path, segment: int, resume_step: int | None, kill_at: KillAt | None, place: Place) -> None:
     from dflash.train.worker import train_segment
 
     paths = RunPaths(root)
+    os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank), "WORLD_SIZE": str(place.ranks)}
+    os.environ[STORE_VARIABLE] = str(ranks_store(paths.control_dir / "meet"))
     output = os.open(paths.trainer_output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)

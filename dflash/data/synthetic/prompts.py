@@ -34,11 +34,13 @@ _SPACES = _Spaces()
 
 def normalise_prompt(text: str) -> str:
     """Return `text` in NFKC form, case-folded, without punctuation (but - * / %), with single spaces."""
-    if text.isascii():  # already in NFKC form; most prompts are, and this is read once a training prompt
-        folded = text.lower()
-    else:
-        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(folded.translate(_SPACES).split())
+    return " ".join(_folded(text).translate(_SPACES).split())
+
+
+def _folded(text: str) -> str:
+    if text.isascii():  # in NFKC form already; most prompts are, and every training prompt comes through here
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def prompt_hash(text: str) -> str:

@@ -17,9 +17,10 @@ from dflash.health.lines import MicroBatchLine, StepLine
 
 _LEARN_POINTS = 24
 _PACE = 1 / 32  # share of a new point in mean and deviation
-_CLIP_SD = 4.0
+_CLIP_SD = 2.5
 _DEVIATION_TO_SD = 1.2533  # sqrt(pi / 2)
 _LEAST_SD = 0.005
+_CHANCE = 1e-4
 
 
 class Usual(msgspec.Struct):
@@ -35,9 +36,10 @@ class Usual(msgspec.Struct):
 
 
 class AccuracyMemory(Memory):
-    """Usual accuracy by bucket."""
+    """Usual accuracy by bucket, and batches that hit far less."""
 
     buckets: dict[int, Usual] = msgspec.field(default_factory=dict)
+    drops: int = 0
 
 
 class AccuracyDrop(Detector):
@@ -56,7 +58,7 @@ class AccuracyDrop(Detector):
         w = self._watch
         return (
             f"hits more than {w.accuracy_z:g} deviations under the bucket's usual share, or none of at least "
-            f"{w.accuracy_expected:g} expected, {w.accuracy_in_row} times in a row in one bucket; damage only where the loss says so"
+            f"{w.accuracy_expected:g} expected, {w.accuracy_in_row} times in a row in one bucket; damage only if the loss says so"
         )
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
@@ -93,14 +95,15 @@ class AccuracyDrop(Detector):
         if not usual.in_row:
             usual.first_step, usual.batch_ids = record.step, []
         usual.in_row += 1
+        self._memory.drops += 1
         if len(usual.batch_ids) < _LEARN_POINTS:
             usual.batch_ids.append(batch.batch_id)
         if usual.finding is not None:
             self.findings.amend(usual.finding, last_step=record.step, batches=usual.in_row)
-        elif usual.in_row >= self._watch.accuracy_in_row:
+        elif usual.in_row >= self._watch.accuracy_in_row and self._is_rare(usual.in_row):
             usual.finding = self._finding(
                 "warn",
-                f"accuracy of bucket {batch.bucket} falls from the usual {usual.mean:.3f} to {share:.3f} at step {usual.first_step}",
+                f"accuracy of bucket {batch.bucket} falls from {usual.mean:.3f} to {share:.3f} at step {usual.first_step}",
                 steps=(usual.first_step, usual.first_step, record.step),
                 bucket=batch.bucket,
                 batch_ids=tuple(usual.batch_ids),
@@ -110,6 +113,11 @@ class AccuracyDrop(Detector):
                 batches=usual.in_row,
                 loss_spikes_open=context.open_loss_spikes,
             )
+
+    def _is_rare(self, in_row: int) -> bool:
+        """Whether so many in a row are rarer than chance at this run's own rate of single ones."""
+        rate = (self._memory.drops - in_row + 1) / (self.checked + 100)
+        return self.checked * min(rate, 1.0) ** in_row < _CHANCE
 
     def _back(self, usual: Usual, step: int) -> None:
         if usual.finding is not None:

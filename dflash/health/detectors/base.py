@@ -16,6 +16,7 @@ import msgspec
 from dflash.health.baseline import Baseline
 from dflash.health.context import RunContext
 from dflash.health.lines import EventLine, StepLine
+from dflash.health.seen import Seen
 from dflash.records import DetectorSummary, Domain, Finding, Severity
 
 # Findings that one detector keeps in full; older and lighter ones are then only counted.
@@ -90,11 +91,13 @@ class Detector(ABC):
     Attributes:
         name: shown in reports and findings.
         domain: only critical findings of `training` make weights dirty.
+        sparse: looks at every fourth step only, which is enough for what moves slowly.
         checked: records (or points) that were judged.
     """
 
     name: ClassVar[str]
     domain: ClassVar[Domain]
+    sparse: ClassVar[bool] = False
 
     def __init__(self, memory: Memory) -> None:
         self.findings = Findings()
@@ -136,14 +139,14 @@ class Detector(ABC):
     def state(self) -> dict[str, Any]:
         """Everything this detector knows, as plain values."""
         parts = {"checked": self.checked, "findings": self.findings, "memory": self._memory}
-        plain: dict[str, Any] = msgspec.to_builtins(parts, str_keys=True, enc_hook=_plain_baseline)
+        plain: dict[str, Any] = msgspec.to_builtins(parts, str_keys=True, enc_hook=_plain)
         return plain
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go (back) to a state."""
         self.checked = int(state["checked"])
         self.findings = msgspec.convert(state["findings"], Findings, str_keys=True)
-        self._memory = msgspec.convert(state["memory"], type(self._memory), str_keys=True, dec_hook=_baseline_of)
+        self._memory = msgspec.convert(state["memory"], type(self._memory), str_keys=True, dec_hook=_of_plain)
 
     def _finding(
         self, severity: Severity, message: str, *, steps: tuple[int, int, int], bucket: int | None = None,
@@ -180,13 +183,17 @@ class Detector(ABC):
         )
 
 
-def _plain_baseline(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Baseline):
         return value.state()
+    if isinstance(value, Seen):
+        return value.text()
     raise NotImplementedError(f"a detector's memory holds a {type(value).__name__}")
 
 
-def _baseline_of(kind: type, value: Any) -> Any:
+def _of_plain(kind: type, value: Any) -> Any:
     if kind is Baseline:
         return Baseline.from_state(value)
+    if kind is Seen:
+        return Seen.of_text(value)
     raise NotImplementedError(f"a detector's memory declares a {kind.__name__}")

@@ -94,5 +94,8 @@ class DeadMetric(Detector):
             self.findings.amend(memory.zero, last_step=step)
         else:
             memory.zero = self._finding(
-                "warn", f"gradient norm exactly zero at step {step}: the update changes nothing", steps=(step, step, step), metric="zero"
+                "warn",
+                f"gradient norm exactly zero at step {step}: the update changes nothing",
+                steps=(step, step, step),
+                metric="zero",
             )

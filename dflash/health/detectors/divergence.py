@@ -25,7 +25,7 @@ class Track(msgspec.Struct):
 
     values: list[float] = msgspec.field(default_factory=list)
     since_check: int = 0
-    best: float = math.inf
+    best: float | None = None
     strikes: int = 0
     calm_step: int = 0
 
@@ -81,8 +81,8 @@ class Divergence(Detector):
             return
         self.checked += 1
         median = statistics.median(track.values)
-        track.best = min(track.best, median)
-        rise = median - track.best
+        best = track.best = median if track.best is None else min(track.best, median)
+        rise = median - best
         if rise <= _CALM_FRAC * self._limit:
             track.calm_step = record.step
         track.strikes = track.strikes + 1 if rise > self._limit else 0
@@ -103,6 +103,6 @@ class Divergence(Detector):
             context=context,
             bucket=None,
             rise_frac=round(math.expm1(rise), 4),
-            best=round(math.exp(track.best), 5),
+            best=round(math.exp(statistics.median(track.values) - rise), 5),
             buckets=[bucket],
         )

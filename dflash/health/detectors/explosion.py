@@ -38,7 +38,7 @@ class GradientExplosion(Detector):
     def rule(self) -> str:
         """The rule with its thresholds."""
         w = self._watch
-        return f"clip coefficient under {w.clip_frac:g}, at over {_FAR_ABOVE:g} times the usual norm, for {w.clip_steps} steps in a row"
+        return f"clip coefficient under {w.clip_frac:g}, at over {_FAR_ABOVE:g}x the usual norm, for {w.clip_steps} steps in a row"
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
@@ -61,7 +61,7 @@ class GradientExplosion(Detector):
             self.findings.amend(memory.alarm, last_step=record.step)
         elif memory.in_row >= self._watch.clip_steps:
             memory.alarm = self._alarm(
-                f"gradient norm {norm / usual:.0f}x the usual since step {memory.first_step}: clipping leaves {clip:.3f} of the updates",
+                f"gradient norm {norm / usual:.0f}x the usual since step {memory.first_step}: clipping leaves {clip:.3f} of it",
                 onset=memory.first_step,
                 record=record,
                 context=context,

@@ -16,6 +16,7 @@ from dflash.health.baseline import Baseline
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
+from dflash.health.tail import Tail
 
 MIXED = "mixed"  # an update whose micro-batches come from several buckets
 _TINY = 1e-30
@@ -31,6 +32,8 @@ class GradSpikeMemory(Memory):
     burst_last: int = 0
     burst_size: int = 0
     burst_worst: float = 0.0
+    burst_loud: bool = False
+    tail: Tail = msgspec.field(default_factory=Tail)
 
 
 class GradSpike(Detector):
@@ -43,11 +46,13 @@ class GradSpike(Detector):
     def __init__(self, spike: SpikeConfig) -> None:
         super().__init__(GradSpikeMemory())
         self._spike = spike
+        self._log_factor, self._least_factor = math.log(spike.grad_factor), math.log(spike.grad_least_factor)
 
     def rule(self) -> str:
         """The rule with its thresholds."""
         return (
-            f"log gradient norm more than {self._spike.grad_z:g} deviations above its bucket's median; a warning, "
+            f"log gradient norm more than {self._spike.grad_z:g} deviations above its bucket's median, or over "
+            f"{self._spike.grad_factor:g}x of it; a warning (noted only where this run's own noise reaches that far), "
             f"settled when {self._spike.cluster_steps} steps later no loss spike is open"
         )
 
@@ -67,7 +72,7 @@ class GradSpike(Detector):
         self._settle(record.step, context)
         if record.grad_norm is None:
             if record.nonfinite:
-                context.set_grad_z(_Z_LIMIT)
+                context.set_grad_z(_Z_LIMIT, chance=0.0)
             return
         key = composition(record)
         if key is None:
@@ -86,14 +91,27 @@ class GradSpike(Detector):
         if level is not None:
             self.checked += 1
             z = min(level.z(value, level.count), _Z_LIMIT)
-            context.set_grad_z(z)
-            if z > self._spike.grad_z:
-                self._outlier(record, key, z=z, usual=math.exp(level.median))
+            context.set_grad_z(z, chance=self._memory.tail.chance(z) if z > self._spike.loss_z_with_grad else None)
+            if z > self._spike.grad_z or value - level.median > self._log_factor:
+                loud = not self._is_usual(z, value - level.median)
+                self._outlier(record, key, z=z, usual=math.exp(level.median), loud=loud)
+                self._memory.tail.see(z, loud=loud)
+            else:
+                self._memory.tail.see(z, loud=False)
         baseline.accept(value, 1)
 
-    def _outlier(self, record: StepLine, key: str, *, z: float, usual: float) -> None:
+    def _is_usual(self, z: float, log_factor: float) -> bool:
+        """Whether the run's own noise reaches that far, or the norm is not even far above the usual one."""
+        if log_factor < self._least_factor:
+            return True
+        return log_factor < self._log_factor and self._memory.tail.chance(z) > self._spike.grad_usual_p
+
+    def _outlier(self, record: StepLine, key: str, *, z: float, usual: float, loud: bool) -> None:
         memory = self._memory
         norm = record.grad_norm or 0.0
+        if memory.open_burst is not None and loud and not memory.burst_loud:
+            self.findings.amend(memory.open_burst, resolved_step=record.step)
+            memory.open_burst = None
         if memory.open_burst is not None:
             memory.burst_last = record.step
             memory.burst_size += 1
@@ -103,10 +121,11 @@ class GradSpike(Detector):
             )
             return
         memory.burst_first = memory.burst_last = record.step
-        memory.burst_size, memory.burst_worst = 1, z
+        memory.burst_size, memory.burst_worst, memory.burst_loud = 1, z, loud
         memory.open_burst = self._finding(
-            "warn",
-            f"gradient norm {norm:.3g} at step {record.step}, {norm / usual:.1f}x the usual {usual:.3g} of bucket {key}",
+            "warn" if loud else "info",
+            f"gradient norm {norm:.3g} at step {record.step}, {norm / usual:.1f}x the usual {usual:.3g} of bucket {key}"
+            + (", as this run's own noise has it now and then" if not loud else ""),
             steps=(record.step, record.step, record.step),
             bucket=None if key == MIXED else int(key),
             batch_ids=tuple(batch.batch_id for batch in record.micro_batches),
@@ -114,6 +133,7 @@ class GradSpike(Detector):
             usual=usual,
             z=round(z, 2),
             outliers=1,
+            tail_chance=float(f"{memory.tail.chance(z):.3g}"),
         )
 
     def _settle(self, step: int, context: RunContext) -> None:

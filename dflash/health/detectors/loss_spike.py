@@ -18,17 +18,18 @@ import msgspec
 
 from dflash.config import RiseConfig, SpikeConfig
 from dflash.health.baseline import Baseline, Level
-from dflash.health.context import Judged, RunContext
+from dflash.health.context import GRAD_LEAD_STEPS, Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import MicroBatchLine, StepLine
+from dflash.health.tail import Tail
 from dflash.health.trend import binomial_tail
 
-GRAD_LEAD_STEPS = 2  # the gradient leads the loss by a step or two
 _TINY = 1e-30
 _MAX_IDS = 64
-_PRIOR_SPIKES, _PRIOR_POINTS = 1.0, 100.0  # a young run's rate of spikes
-_KEPT_Z = 16
+_PRIOR_SPIKES, _PRIOR_POINTS = 0.5, 100.0  # a young run's rate of spikes
 _MAX_ROWS = 64
+_YOUNG_POINTS = 1000  # until then the tail is little known, and its chances are believed less
+_LEAST_RATE = 1e-6
 
 
 class OpenSpike(msgspec.Struct):
@@ -46,14 +47,16 @@ class OpenSpike(msgspec.Struct):
     finding: int
     points: int
     damage: bool
+    is_usual: bool
     batch_ids: list[int]
 
 
 class Onset(msgspec.Struct, frozen=True):
-    """One separate spike, and how much had been judged before it."""
+    """One separate spike, how much had been judged before it, and the chance of one so high by this run's own noise."""
 
     step: int
     judged_before: int
+    chance: float
 
 
 class LossSpikeMemory(Memory):
@@ -72,9 +75,8 @@ class LossSpikeMemory(Memory):
     damage_step: int = 0
     usual_clusters: int = 0
     usual_spikes: int = 0
-    standing_out: int = 0
     points: int = 0
-    newest_z: list[float] = msgspec.field(default_factory=list)
+    tail: Tail = msgspec.field(default_factory=Tail)
 
 
 class LossSpike(Detector):
@@ -94,8 +96,8 @@ class LossSpike(Detector):
         s = self._spike
         return (
             f"log loss more than {s.loss_z:g} deviations above its bucket's median ({s.loss_z_with_grad:g} after a gradient "
-            f"spike); critical if not back under {s.recover_z:g} in {s.recover_steps} steps, or {s.cluster_spikes} in "
-            f"{s.cluster_steps} steps"
+            f"spike), noted only where this run's own noise reaches that far; critical if not back under {s.recover_z:g} in "
+            f"{s.recover_steps} steps, or {s.cluster_spikes} in {s.cluster_steps} steps"
         )
 
     def note(self) -> str:
@@ -106,7 +108,7 @@ class LossSpike(Detector):
         if memory.usual_clusters:
             notes.append(f"{memory.usual_clusters} clusters no rarer than this run's own rate of spikes")
         if memory.usual_spikes:
-            notes.append(f"{memory.usual_spikes} hard batches as this run has always had them")
+            notes.append(f"{memory.usual_spikes} noted: this run's own noise reaches that far")
         return "; ".join(notes)
 
     def levels(self) -> dict[int, Level]:
@@ -148,6 +150,8 @@ class LossSpike(Detector):
         self.checked += 1
         memory.points += 1
         z = level.z(value, batch.n_tokens)
+        stands_out, is_usual = self._weigh(z, record, context) if z > s.recover_z else (False, False)
+        memory.tail.see(z, loud=stands_out and not is_usual)
         judged = Judged(batch, value, z, level)
         context.judged.append(judged)
         calm = z < s.recover_z or value - level.median < self._least_rise / 2
@@ -155,18 +159,18 @@ class LossSpike(Detector):
             baseline.accept(value, batch.n_tokens)
             return
         self._feel(calm, record.step)
-        stands_out = z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))
         spike = memory.open.get(batch.bucket)
+        if spike is not None and spike.is_usual and stands_out and not is_usual:
+            self.findings.amend(spike.finding, resolved_step=record.step)
+            spike = None
         if spike is not None:
             if stands_out and len(spike.batch_ids) < _MAX_IDS:
                 spike.batch_ids.append(batch.batch_id)
             self._follow(spike, judged, calm=calm, record=record, context=context)
         elif stands_out:
-            self._begin(judged, record=record, context=context)
-        if stands_out:
-            self._note_z(z)
-            if memory.rested:
-                self._count(record, context)
+            self._begin(judged, is_usual=is_usual, record=record, context=context)
+        if stands_out and not is_usual and memory.rested:
+            self._count(z, record, context)
         if batch.bucket not in memory.open:
             baseline.accept(value, batch.n_tokens)
 
@@ -176,22 +180,23 @@ class LossSpike(Detector):
         baseline.accept(value, n_tokens)
         if baseline.level() is not None:
             memory.points += len(baseline)
-            for z in baseline.outliers(self._spike.loss_z):
-                memory.spikes += 1
-                self._note_z(z)
+            for z in baseline.deviations():
+                memory.tail.see(z, loud=False)
 
-    def _note_z(self, z: float) -> None:
-        memory = self._memory
-        memory.standing_out += 1
-        memory.newest_z = [*memory.newest_z[1 - _KEPT_Z :], round(z, 2)]
+    def _weigh(self, z: float, record: StepLine, context: RunContext) -> tuple[bool, bool]:
+        """Whether a point stands out, and if so, whether this run's own noise (and its gradients') reaches that far."""
+        s = self._spike
+        if not (z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))):
+            return False, False
+        return True, self._chance(z, context) > s.usual_p * min(1.0, self._memory.points / _YOUNG_POINTS)
 
-    def _is_usual(self, z: float) -> bool:
-        """Whether this run has had such points all along."""
-        memory, s = self._memory, self._spike
-        seen = memory.newest_z
-        if memory.standing_out < s.usual_spikes or memory.standing_out < s.usual_frac * memory.points:
-            return False
-        return z <= s.usual_factor * sorted(seen)[len(seen) // 2]
+    def _chance(self, z: float, context: RunContext) -> float:
+        """Chance of so high a loss beside so large a gradient, by the run's own noise: of a product of two (Fisher 1925)."""
+        alone, gradient = self._memory.tail.chance(z), context.grad_chance_near()
+        if gradient >= 1.0:
+            return alone
+        product = max(alone * gradient, _TINY)
+        return product * (1.0 - math.log(product))
 
     def _forget(self, step: int) -> None:
         """A declared change has moved the loss for good: learn it anew."""
@@ -214,19 +219,17 @@ class LossSpike(Detector):
         grad_z = context.grad_z_before(record.step, steps=GRAD_LEAD_STEPS)
         return grad_z is not None and grad_z > self._spike.loss_z_with_grad
 
-    def _begin(self, judged: Judged, *, record: StepLine, context: RunContext) -> None:
+    def _begin(self, judged: Judged, *, is_usual: bool, record: StepLine, context: RunContext) -> None:
         memory, batch, level = self._memory, judged.batch, judged.level
         loss, usual = math.exp(judged.value), math.exp(level.median)
         grad_z = context.recent[-1].grad_z
         led = context.grad_z_before(record.step, steps=GRAD_LEAD_STEPS)
-        grad_stands_out = max(grad_z or 0.0, led or 0.0) > self._spike.grad_z
-        is_usual = not grad_stands_out and self._is_usual(judged.z)
         memory.usual_spikes += is_usual
         begun = context.save_begun_step
         finding = self._finding(
             "info" if is_usual else "warn",
             f"loss {loss:.3g} at step {record.step}, {loss / usual:.1f}x the usual {usual:.3g} of bucket {batch.bucket}"
-            + (", like other hard batches of this run" if is_usual else ""),
+            + (", as this run's own noise has it now and then" if is_usual else ""),
             steps=(record.step, record.step, record.step),
             bucket=batch.bucket,
             batch_ids=(batch.batch_id,),
@@ -235,14 +238,18 @@ class LossSpike(Detector):
             z=round(judged.z, 2),
             n_tokens=batch.n_tokens,
             usual_tokens=level.count,
+            tail_chance=float(f"{memory.tail.chance(judged.z):.3g}"),
             grad_z=None if grad_z is None else round(grad_z, 2),
             grad_z_before=None if led is None else round(led, 2),
             steps_since_save=None if begun is None else record.step - begun,
             epoch=batch.epoch,
             rows=list(batch.rows[:_MAX_ROWS]),
         )
-        onset = record.step if memory.uneasy_since is None else memory.uneasy_since
-        memory.open[batch.bucket] = OpenSpike(record.step, onset, finding, 0, damage=False, batch_ids=[batch.batch_id])
+        onset = context.led_from(record.step if memory.uneasy_since is None else memory.uneasy_since, self._spike.loss_z_with_grad)
+        memory.open[batch.bucket] = OpenSpike(
+            record.step, onset, finding, 0, damage=False, is_usual=is_usual, batch_ids=[batch.batch_id]
+        )
+        context.last_rise = record.step
         if not is_usual:
             context.last_loss_spike = record.step
 
@@ -288,11 +295,12 @@ class LossSpike(Detector):
             buckets=[bucket],
         )
 
-    def _count(self, record: StepLine, context: RunContext) -> None:
+    def _count(self, z: float, record: StepLine, context: RunContext) -> None:
         """Count a separate spike, and raise the alarm if they come too thick."""
         memory, s = self._memory, self._spike
         memory.recent = [seen for seen in memory.recent if seen.step > record.step - s.cluster_steps]
-        memory.recent.append(Onset(record.step, memory.points))
+        chance = self._chance(z, context)
+        memory.recent.append(Onset(record.step, memory.points, chance))
         memory.spikes += 1
         memory.rested = False
         if len(memory.recent) < s.cluster_spikes:
@@ -303,8 +311,9 @@ class LossSpike(Detector):
             return
         first = memory.recent[0]
         usual = memory.spikes - len(memory.recent)
-        # The run's own rate before the cluster, two deviations up.
-        rate = (usual + 2 * math.sqrt(usual) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
+        # The run's own rate before the cluster, a deviation up; lower where its noise does not reach that high.
+        rate = (usual + math.sqrt(usual) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
+        rate = min(rate, max(*(each.chance for each in memory.recent), _LEAST_RATE))
         points = max(len(memory.recent), s.cluster_steps * len(record.micro_batches))
         windows = max(1.0, memory.points / points)
         chance = windows * binomial_tail(len(memory.recent), points, min(rate, 1.0))

@@ -27,9 +27,10 @@ _TEST_EVERY = 2  # blocks between tests
 _MIN_BLOCKS = 12  # blocks from the settled level on before a trend is tested
 _SETTLED_PERCENTILE = 95  # of the block means: passes over the short peaks while the consumer is held up
 _FILLED_FRAC = 0.95  # a queue has filled once it reaches this much of its settled level
+_LATE_BLOCKS = 5  # blocks since the queue was last full
 _MAX_PENDING = 512
 _FURTHEST = 4  # a trend is not drawn out to more than this many times the span it was seen over ...
-_DRAWN_OUT_BLOCK = 8  # ... nor before blocks hold this many records: one tooth of a saw is no trend
+_DRAWN_OUT_BLOCK = 2  # ... nor before blocks hold this many records: one tooth of a saw is no trend
 _IN_FLIGHT = 16  # more batches than are ever between the queues of one replica
 
 
@@ -70,6 +71,7 @@ class QueueDecline(Detector):
     """A queue that sinks below its settled level with a significant trend, or will be empty before the run ends."""
 
     name = "queue decline"
+    sparse = True
     domain = "operations"
     _memory: QueueMemory
 
@@ -143,15 +145,22 @@ class QueueDecline(Detector):
         level = max(min(newest), min(fitted, sum(newest) / len(newest)))
         last_step = track.blocks[-1].last_step
         steps_per_block = (last_step - track.blocks[start].first_step + 1) / len(tested)
+        full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
         falls = p < self._p and slope < 0
+        steady = falls
+        if (
+            not falls and len(means) - full > _LATE_BLOCKS and track.per_block >= _DRAWN_OUT_BLOCK
+        ):  # a fall too late in a long history to tilt the whole of it
+            late = mann_kendall_decline_p(means[full:])
+            falls, slope = late < self._p, min(slope, (means[-1] - means[full]) / (len(means) - 1 - full))
+            p = min(p, late)
         empty_step = last_step + level / -slope * steps_per_block if falls else None
         low = level < self._level_frac * track.settled
         # Half way to the level: a trend that leads nowhere yet is not worth a warning, however significant.
         sinks = level < (1 + self._level_frac) / 2 * track.settled
         horizon = min(context.total_steps or 0, last_step + _FURTHEST * (last_step - track.blocks[start].first_step))
-        runs_dry = empty_step is not None and empty_step < horizon and track.per_block >= _DRAWN_OUT_BLOCK
+        runs_dry = steady and empty_step is not None and empty_step < horizon and track.per_block >= _DRAWN_OUT_BLOCK
         if falls and (low or (sinks and runs_dry)):
-            full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
             onset = track.blocks[full].last_step
             self._decline(name, track, steps=(onset, onset, last_step), level=level, p=p, empty_step=empty_step)
         elif track.open_decline is not None and not sinks:

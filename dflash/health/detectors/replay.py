@@ -6,56 +6,20 @@ going back to a checkpoint gives back the samples that the abandoned records had
 
 from __future__ import annotations
 
-import base64
 import statistics
-import zlib
 
 import msgspec
-import numpy as np
 
 from dflash.config import WatchConfig
 from dflash.health.baseline import Level
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
+from dflash.health.seen import Seen
 
 _CLIP_Z = 6.0
 _NEWEST = 10
 _MAX_KEPT_SAMPLES = 32
-_MAX_SAMPLE = 2**31  # a sample id beyond this is not a row of any data set: not worth the memory
-
-
-class Seen:
-    """A set of sample ids, one byte each in memory and one bit in a state."""
-
-    def __init__(self, flags: bytearray) -> None:
-        self._flags = flags
-
-    def add_all(self, rows: tuple[int, ...]) -> list[int]:
-        """Add samples; returns those that were there already."""
-        flags = self._flags
-        highest = max(rows)
-        if highest >= len(flags):
-            if highest >= _MAX_SAMPLE:
-                return []
-            flags.extend(bytes(max(highest + 1, 2 * len(flags)) - len(flags)))
-        again: list[int] = []
-        for row in rows:
-            if flags[row]:
-                again.append(row)
-            flags[row] = 1
-        return again
-
-    def text(self) -> str:
-        """The set as text."""
-        bits = np.packbits(np.frombuffer(bytes(self._flags), dtype=np.uint8))
-        return base64.b85encode(zlib.compress(bits.tobytes(), 1)).decode()
-
-    @classmethod
-    def of_text(cls, text: str) -> Seen:
-        """The set that gave `text`."""
-        bits = np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.uint8)
-        return cls(bytearray(np.unpackbits(bits).tobytes()))
 
 
 class RepeatMemory(Memory):
@@ -142,8 +106,8 @@ class BadResume(Detector):
         """The rule with its thresholds."""
         w = self._watch
         return (
-            f"mean deviation over {w.resume_z:g} of at least {w.resume_points} micro-batches in the first {w.resume_steps} steps after "
-            "a resume, against the levels before it; far under them only with repeated data, which is judged by itself"
+            f"mean deviation over {w.resume_z:g} of at least {w.resume_points} micro-batches in the first {w.resume_steps} steps "
+            "after a resume, against the levels before it; far under them only with repeated data, which is judged by itself"
         )
 
     def on_new_process(self) -> None:

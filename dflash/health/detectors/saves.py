@@ -6,6 +6,8 @@ The hard decision: a link between spikes and saves is a diagnosis and never an a
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -157,18 +159,25 @@ class SaveStall(Detector):
         )
 
 
-class CorrelationMemory(Memory):
-    """Steps and spikes near saves and elsewhere."""
+class Tally(msgspec.Struct):
+    """Spikes near saves and elsewhere, and how many saves had one."""
 
-    near_steps: int = 0
-    steps: int = 0
     near_spikes: int = 0
     spikes: int = 0
-    saves: int = 0
-    last_save: int | None = None
     saves_with_spike: int = 0
     counted_save: int | None = None
     first_spike: int | None = None
+
+
+class CorrelationMemory(Memory):
+    """Steps near saves and elsewhere; spikes that were warned of, and all that stood out."""
+
+    near_steps: int = 0
+    steps: int = 0
+    saves: int = 0
+    last_save: int | None = None
+    warned: Tally = msgspec.field(default_factory=Tally)
+    noted: Tally = msgspec.field(default_factory=Tally)
     linked: int | None = None
 
 
@@ -187,8 +196,8 @@ class SaveCorrelation(Detector):
         """The rule with its thresholds."""
         w = self._watch
         return (
-            f"loss spikes within {w.save_near_steps} steps of a save: binomial p < {w.save_p:g}, at least {w.save_min_saves} saves, "
-            f"{w.save_ratio:g}x the usual rate; a diagnosis only"
+            f"loss spikes within {w.save_near_steps} steps of a save: binomial p < {w.save_p:g} (shared among the saves), at least "
+            f"{w.save_min_saves} saves, {w.save_ratio:g}x the usual rate; a diagnosis only"
         )
 
     def note(self) -> str:
@@ -199,19 +208,26 @@ class SaveCorrelation(Detector):
         text = f"{figures['near_spikes']} of {figures['spikes']} spikes near one of {figures['saves']} saves (p {figures['p']:.2g})"
         return text if self._memory.linked is not None else f"{text}: save-linked unproven"
 
-    def figures(self) -> dict[str, float]:
-        """The statistic: spikes near saves against those elsewhere."""
-        m = self._memory
-        share = m.near_steps / m.steps if m.steps else 0.0
-        expected = share * m.spikes
+    def figures(self) -> dict[str, Any]:
+        """The statistic: spikes that were warned of near saves against those elsewhere."""
+        return self._figures(self._memory.warned)
+
+    def is_proven(self) -> bool:
+        """Whether spikes come with saves."""
+        return self._memory.linked is not None
+
+    def _figures(self, tally: Tally) -> dict[str, Any]:
+        memory = self._memory
+        share = memory.near_steps / memory.steps if memory.steps else 0.0
+        expected = share * tally.spikes
         return {
-            "saves": m.saves,
-            "spikes": m.spikes,
-            "near_spikes": m.near_spikes,
-            "saves_with_spike": m.saves_with_spike,
+            "saves": memory.saves,
+            "spikes": tally.spikes,
+            "near_spikes": tally.near_spikes,
+            "saves_with_spike": tally.saves_with_spike,
             "near_share": round(share, 5),
-            "p": binomial_tail(m.near_spikes, m.spikes, share) if m.near_spikes else 1.0,
-            "ratio": round(m.near_spikes / expected, 3) if expected else 0.0,
+            "p": binomial_tail(tally.near_spikes, tally.spikes, share) if tally.near_spikes else 1.0,
+            "ratio": round(tally.near_spikes / expected, 3) if expected else 0.0,
         }
 
     def on_event(self, event: EventLine) -> None:
@@ -226,25 +242,33 @@ class SaveCorrelation(Detector):
         memory.steps += 1
         near = memory.last_save is not None and record.step - memory.last_save < self._watch.save_near_steps
         memory.near_steps += near
-        if context.last_loss_spike != record.step:
+        if context.last_rise != record.step:
             return
         self.checked += 1
-        memory.spikes += 1
-        memory.near_spikes += near
-        if near and memory.counted_save != memory.last_save:
-            memory.saves_with_spike += 1
-            memory.counted_save = memory.last_save
-            memory.first_spike = record.step if memory.first_spike is None else memory.first_spike
-        self._test(record.step)
+        self._count(memory.noted, near=near, step=record.step)
+        if context.last_loss_spike == record.step:
+            self._count(memory.warned, near=near, step=record.step)
 
-    def _test(self, step: int) -> None:
-        memory, watch = self._memory, self._watch
-        figures = self.figures()
-        proven = figures["p"] < watch.save_p and memory.saves_with_spike >= watch.save_min_saves and figures["ratio"] >= watch.save_ratio
-        if not proven:
+    def _count(self, tally: Tally, *, near: bool, step: int) -> None:
+        tally.spikes += 1
+        if not near:
             return
-        message = f"{memory.near_spikes} of {memory.spikes} loss spikes come within {watch.save_near_steps} steps of a save"
+        tally.near_spikes += 1
+        if tally.counted_save != self._memory.last_save:
+            tally.saves_with_spike += 1
+            tally.counted_save = self._memory.last_save
+        tally.first_spike = step if tally.first_spike is None else tally.first_spike
+        self._test(tally, step)
+
+    def _test(self, tally: Tally, step: int) -> None:
+        memory, watch = self._memory, self._watch
+        figures = self._figures(tally)
+        # Tested again at every spike: the level is shared among the saves.
+        rare = figures["p"] * max(memory.saves, 1) < watch.save_p
+        if not rare or tally.saves_with_spike < watch.save_min_saves or figures["ratio"] < watch.save_ratio:
+            return
+        message = f"{tally.near_spikes} of {tally.spikes} loss spikes come within {watch.save_near_steps} steps of a save"
         if memory.linked is None:
-            first = step if memory.first_spike is None else memory.first_spike
+            first = step if tally.first_spike is None else tally.first_spike
             memory.linked = self._finding("warn", message, steps=(first, first, step))
         self.findings.amend(memory.linked, last_step=step, message=message, **figures)

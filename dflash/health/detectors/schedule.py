@@ -87,7 +87,11 @@ def scheduled_lr(train: TrainConfig, step: int, *, total: int) -> float:
     if step + 1 < warmup:
         return train.lr * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1.0, total - warmup)) if step > warmup else 0.0
-    if train.schedule == "cosine":
+    if train.schedule == "wsd":
+        # Whole steps: near the end of 1 - sqrt(progress) half a step is much.
+        decay_steps = min(total - round(warmup), round(train.decay_frac * total))
+        shape = 1 - math.sqrt(max(0.0, 1 - (total - step) / max(1, decay_steps)))
+    elif train.schedule == "cosine":
         shape = 0.5 * (1 + math.cos(math.pi * progress))
     else:
         shape = 1 - progress if train.schedule == "linear" else 1.0

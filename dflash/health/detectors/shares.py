@@ -10,6 +10,7 @@ import math
 import statistics
 
 import msgspec
+import numpy as np
 
 from dflash.config import WatchConfig
 from dflash.health.context import RunContext
@@ -48,8 +49,8 @@ class BucketMix(Detector):
     def rule(self) -> str:
         """The rule with its thresholds."""
         return (
-            f"records over {self._watch.mix_z:g} pooled deviations up whose every micro-batch is within {_OWN_Z:g} deviations of its "
-            "own bucket, where more than half of the variance lies between buckets: noted, never acted on"
+            f"records over {self._watch.mix_z:g} pooled deviations up whose every micro-batch is within {_OWN_Z:g} deviations of "
+            "its own bucket, where more than half of the variance lies between buckets: noted, never acted on"
         )
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
@@ -73,10 +74,11 @@ class BucketMix(Detector):
         memory = self._memory
         memory.since_refresh = 0
         del memory.newest[: -4 * _REFRESH_STEPS]
-        median = statistics.median(memory.newest)
-        spread = 1.4826 * statistics.median(abs(value - median) for value in memory.newest)
+        newest = np.asarray(memory.newest)
+        median = float(np.median(newest))
+        spread = 1.4826 * float(np.median(np.abs(newest - median)))
         within = statistics.median(judged.level.scale for judged in context.judged) ** 2
-        total = statistics.pvariance(memory.newest)
+        total = float(newest.var())
         memory.between_frac = max(0.0, 1 - within / total) if total else 0.0
         memory.limit = median + self._watch.mix_z * spread if memory.between_frac > 0.5 else None
 

@@ -18,6 +18,7 @@ from dflash.health.lines import StepLine
 
 _LEARN_POINTS = 16
 _PACE = 1 / 64
+_CLIP = 1.0  # logarithm: one batch of a few tokens is no slow window
 
 
 class UsualSpeed(msgspec.Struct, array_like=True):
@@ -58,8 +59,9 @@ class Throughput(Detector):
         """The rule with its thresholds."""
         w = self._watch
         return (
-            f"tokens/s under {100 * w.slow_frac:g} % of the usual in {w.slow_windows} windows in a row (each at least {w.slow_steps} "
-            f"steps and {w.slow_s:g} s, saves left out): a warning; under {100 * w.very_slow_frac:g} % critical for operations"
+            f"tokens/s under {100 * w.slow_frac:g} % of the usual in {w.slow_windows} windows in a row (each at least "
+            f"{w.slow_steps} steps and {w.slow_s:g} s, saves left out): a warning; under {100 * w.very_slow_frac:g} % critical "
+            "for operations"
         )
 
     def on_new_process(self) -> None:
@@ -89,7 +91,7 @@ class Throughput(Detector):
             usual.mean += _PACE * min(max(off, -0.5), 0.5)
         if not memory.steps:
             memory.first_step = record.step
-        memory.total += off
+        memory.total += min(max(off, -_CLIP), _CLIP)
         memory.steps += 1
         memory.seconds += record.step_time_s
         if memory.steps >= self._watch.slow_steps and memory.seconds >= self._watch.slow_s:
@@ -141,6 +143,7 @@ class TargetBalance(Detector):
     """Target workers that finish very different numbers of batches."""
 
     name = "target imbalance"
+    sparse = True
     domain = "operations"
     _memory: BalanceMemory
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 import msgspec
 
@@ -24,7 +25,11 @@ from dflash.health.lines import StepLine
 _LEAST_Z = -3.0
 _CEILING = 3.0  # times the limit: a sum without a ceiling would take forever to come down
 _PATH_POINTS = 256
-_ONSET_Z = 0.75  # a point this far up speaks for the rise having begun
+_ONSET_Z, _ONSET_CLIP = 1.0, 3.0  # a point this far up speaks for the rise having begun, and none for more than this
+_LOW_Z = 0.5  # the lowest three tenths may lie this much lower than the median: hard batches fill a half, not seven tenths
+_EARLY_Z = 1.0  # half of `confirm_steps` back it must have been up already: a fresh spike on a slow swell is none
+_STEADY_FRAC = 0.6  # of the newest points, their last third may lie this much lower: a decaying spike falls faster
+_HOLDS_FRAC = 0.35  # of its median height since the onset: under that it is on its way back
 
 
 class RisenPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -91,7 +96,7 @@ class SustainedRise(Detector):
             memory.first_step = step
         memory.score = min(score, _CEILING * rise.cusum_limit)
         memory.references[judged.batch.bucket] = level
-        memory.path.append(RisenPoint(step, z, up))
+        memory.path.append(RisenPoint(step, z, judged.value - level.median))
         if len(memory.path) > _PATH_POINTS:
             del memory.path[: _PATH_POINTS // 4]
 
@@ -108,16 +113,23 @@ class SustainedRise(Detector):
         if memory.alarm is not None:
             self.findings.amend(memory.alarm, last_step=record.step)
             return
-        onset = self._onset()
+        onset = context.led_from(self._onset(), rise.confirm_grad_z)
         if record.step - onset < rise.confirm_steps:
             return
         newest = memory.path[-rise.confirm_points :]
         z = statistics.median(point.z for point in newest)
         up = statistics.median(point.rise for point in newest)
-        if z < rise.confirm_z or up < self._least_rise:
+        if statistics.median(point.rise for point in newest[-len(newest) // 3 :]) < _STEADY_FRAC * up:
+            return
+        early = [p.z for p in memory.path if record.step - rise.confirm_steps <= p.step <= record.step - rise.confirm_steps // 2]
+        if not early or statistics.median(early) < _EARLY_Z:
+            return
+        since = [point.rise for point in memory.path if point.step >= onset]
+        low = sorted(point.z for point in newest)[len(newest) * 3 // 10]
+        if min(z, low + _LOW_Z) < rise.confirm_z or up < self._least_rise or up < _HOLDS_FRAC * statistics.median(since):
             return
         planned = context.planned_near(onset, steps=rise.planned_steps)
-        if planned is not None and self._is_settled(up):
+        if planned is not None and self._is_settled(up, since):
             self._explain(planned, onset=onset, up=up, record=record, context=context)
             return
         memory.alarm = self._alarm(
@@ -137,16 +149,15 @@ class SustainedRise(Detector):
         """Where the points begin to speak for a rise: the start that gives the largest sum up to now (maximum likelihood)."""
         best, total, onset = -math.inf, 0.0, self._memory.first_step
         for point in reversed(self._memory.path):
-            total += min(max(point.z, _LEAST_Z), self._rise.cusum_clip) - _ONSET_Z
+            total += min(max(point.z, _LEAST_Z), _ONSET_CLIP) - _ONSET_Z
             if total >= best:
                 best, onset = total, point.step
         return onset
 
-    def _is_settled(self, up: float) -> bool:
+    def _is_settled(self, up: float, since: Sequence[float]) -> bool:
         """Whether the rise stands where it was half way, and is no larger than a declared change may make it."""
-        path = self._memory.path
-        half = statistics.median(point.rise for point in path[len(path) // 4 : max(len(path) // 2, len(path) // 4 + 1)])
-        return up < math.log1p(self._rise.planned_max_frac) and abs(up - half) < max(0.25 * up, self._least_rise / 2)
+        half = statistics.median(since[: max(len(since) // 2, 1)])
+        return up < math.log1p(self._rise.planned_max_frac) and abs(up - half) < max(0.3 * up, self._least_rise / 2)
 
     def _explain(self, planned: tuple[int, str], *, onset: int, up: float, record: StepLine, context: RunContext) -> None:
         """A declared change moved the loss once: note it, and learn the new level."""

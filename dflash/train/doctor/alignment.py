@@ -9,6 +9,7 @@ tried, and the run's own rate is laid out for another number of steps.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ from dflash.model.head import FrozenHead
 from dflash.model.parameters import drafter_parameter_count
 from dflash.model.target import Target
 from dflash.records import CheckResult
-from dflash.train.features import FeatureBatch, FeatureMaker
+from dflash.train.features import FeatureBatch, FeatureMaker, make_maker
+from dflash.train.group import Alone
 from dflash.train.inputs import Inputs
 from dflash.train.optimizer import build_optimizer
 from dflash.train.step import Stepper, Update
@@ -88,7 +90,7 @@ def feature_maker(config: Config, target: Target, *, mask_token_id: int, drafter
     """A target worker's own feature maker, with few anchors and in float32."""
     anchors = config.train.anchors.model_copy(update={"max_per_batch": min(MAX_BLOCKS, config.train.anchors.max_per_batch)})
     few = config.model_copy(update={"train": config.train.model_copy(update={"anchors": anchors})})
-    return FeatureMaker(
+    return make_maker(
         target=target,
         target_index=0,
         config=few,
@@ -142,11 +144,12 @@ def overfit(maker: FeatureMaker, features: FeatureBatch, *, time_limit_s: float)
         loss=config.train.loss,
         clip_norm=config.train.clip_norm,
         autocast_dtype=None,
+        group=Alone(),
     )
     history: list[Update] = []
     while len(history) < MAX_UPDATES:
         stepper.accumulate(features)
-        history.append(stepper.update(lr=rate))
+        history.append(stepper.update(lr=rate, norm_limit=math.inf))
         if history[-1].nonfinite or time.monotonic() - begin_s > time_limit_s:
             break
         if len(history) >= LEAST_UPDATES and history[-1].ce <= ENOUGH_FALL * history[0].ce:

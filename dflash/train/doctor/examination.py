@@ -112,6 +112,10 @@ def _with_target(config: Config, parts: tuple[Part, ...], paths: RunPaths | None
     except DflashError as error:
         yield CheckResult("taps", "fail", error.what, error.remedy)
         return
+    except torch.OutOfMemoryError:
+        remedy = "end what else runs on this device, or choose a smaller target or another dtype"
+        yield CheckResult("taps", "fail", f"the target does not fit on {device}", remedy)
+        return
     if "start" in parts:
         yield from _target_checks(config, target)
     if "data" in parts:

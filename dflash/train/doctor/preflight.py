@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from dflash.config import Config
+from dflash.config.model import GGUF_SUFFIX
 from dflash.errors import DataError, DeviceError, DflashError, PreflightError, TargetError
-from dflash.model.target_info import check_drafter_fits, read_target_info
+from dflash.model.target_info import check_drafter_fits, read_target_info, resolve_folder
 from dflash.records import CheckResult
 from dflash.train.doctor.data_checks import longest_sequence_tokens
 from dflash.train.doctor.describe import devices_text, parameters_text
@@ -31,13 +32,13 @@ def check_devices(config: Config) -> None:
     Raises:
         DeviceError: too few CUDA devices.
     """
-    needed = config.cluster.devices_needed
+    needed = config.cluster.devices_per_node
     found = torch.cuda.device_count()
     if needed > found:
         cluster = config.cluster
         raise DeviceError(
-            f"configuration asks for {needed} CUDA devices ({cluster.replicas} x ({cluster.targets_per_replica} + 1), replicas x "
-            f"(targets + 1)), this machine has {found}",
+            f"configuration asks for {needed} CUDA devices a machine ({cluster.replicas_per_node} x "
+            f"({cluster.targets_per_replica} + 1), replicas x (targets + 1)), this machine has {found}",
             remedy="run it on a machine with enough GPUs, lower cluster.targets_per_replica, or set cluster.device=cpu",
         )
 
@@ -65,6 +66,8 @@ def guarded(name: str, check: Callable[[], CheckResult]) -> CheckResult:
         return check()
     except DflashError as error:
         return CheckResult(name, "fail", error.what, error.remedy)
+    except OSError as error:
+        return CheckResult(name, "fail", f"{type(error).__name__}: {error}", "check the permissions and the kind of this path")
 
 
 def weights_are_here(config: Config) -> bool:
@@ -78,9 +81,11 @@ def _devices_check(config: Config) -> CheckResult:
 
 
 def _target_check(config: Config) -> CheckResult:
+    if config.target.gguf_file is not None:
+        resolve_folder(config.target)  # converted once; everything else then finds an ordinary folder
     location = config.target.location
     if not weights_are_here(config):
-        if not HUB_NAME.match(location):
+        if not HUB_NAME.match(location) or location.endswith(GGUF_SUFFIX):
             raise TargetError(
                 f"target folder {location} does not exist",
                 remedy="fetch it first (python -m dflash data fetch-target smollm2), or correct target.path",

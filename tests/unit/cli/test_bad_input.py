@@ -12,6 +12,7 @@ from dflash.checkpoint import load_checkpoint
 from dflash.cli import main
 from dflash.errors import CheckpointError
 from dflash.storage import sha256_file
+from tests.support.sealing import rewrite, values_of
 from tests.support.tiny_run import build_tiny_run
 from tests.support.trainer_process import train_to_end
 
@@ -112,12 +113,12 @@ def test_a_parquet_file_of_another_schema_version(work: Path, capsys: pytest.Cap
     shard = next(data_dir.rglob("part-*.parquet"))
     table = pq.read_table(shard)
     pq.write_table(table.replace_schema_metadata({"dflash_schema_version": "99"}), shard)
-    manifest = json.loads((data_dir / "manifest.json").read_text())
+    manifest = values_of(data_dir / "manifest.json")
     for entry in manifest["shards"]:
         file = data_dir / entry["path"]
         entry.update(size_bytes=file.stat().st_size, sha256=sha256_file(file))  # as another version of the code would have
     for file in (data_dir / "manifest.json", *data_dir.glob("manifests/*.json")):
-        file.write_text(json.dumps(manifest))
+        rewrite(file, **manifest)
     message = refused(capsys, "train", work / "config.yaml")
     assert "schema version" in message
     assert "99" in message

@@ -195,7 +195,7 @@ def test_elements_of_a_list_are_found_however_it_is_cut_into_chunks(
     elements: list[Any], sizes: list[int], indent: int | None
 ) -> None:
     content = json.dumps(elements, ensure_ascii=indent is None, indent=indent).encode()
-    found = list(list_rows("x", chunked(content, sizes), start=0))
+    found = list(list_rows("x", chunked(content, sizes), start=0, alone=True))
     assert [json.loads(row) for row in found if isinstance(row, bytes)] == elements
     assert len(found) == len(elements)
 
@@ -209,7 +209,7 @@ def test_rows_above_the_limit_are_told_by_their_size_however_they_are_cut(texts:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats_json, "MAX_ROW_BYTES", limit)
         assert list(text_lines(chunked(b"\n".join(rows), sizes))) == expected
-        assert list(list_rows("x", chunked(b"[" + b",".join(rows) + b"]", sizes), start=0)) == expected
+        assert list(list_rows("x", chunked(b"[" + b",".join(rows) + b"]", sizes), start=0, alone=True)) == expected
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

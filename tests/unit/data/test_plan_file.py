@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from plan_toys import demo_lengths, plan_of
 from dflash.data.plan_arrays import ARRAY_NAMES, BatchPlan, EpochArrays, describe_array, plan_sha256, row_dtype
 from dflash.data.plan_file import PlanWriter, load_plan, read_plan_manifest, write_plan
 from dflash.errors import DataError, SchemaVersionError
+from tests.support.sealing import rewrite, values_of
 
 
 @pytest.fixture
@@ -116,8 +116,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 
 
 def edit(folder: Path, **changed: object) -> None:
-    file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    rewrite(folder / "manifest.json", **changed)
 
 
 def test_another_manifest_version_is_refused_by_name(folder: Path) -> None:
@@ -127,7 +126,7 @@ def test_another_manifest_version_is_refused_by_name(folder: Path) -> None:
 
 
 def test_a_manifest_that_does_not_list_its_own_arrays_is_refused(folder: Path) -> None:
-    arrays = json.loads((folder / "manifest.json").read_text())["arrays"]
+    arrays = values_of(folder / "manifest.json")["arrays"]
     for changed in ({"arrays": arrays[:-1]}, {"plan_sha256": "0" * 64}, {"epochs": 3}):
         write_plan(plan_of(demo_lengths(60)), folder)
         edit(folder, **changed)
@@ -136,7 +135,7 @@ def test_a_manifest_that_does_not_list_its_own_arrays_is_refused(folder: Path) -
 
 
 def test_a_file_outside_the_folder_is_never_opened(folder: Path) -> None:
-    arrays = json.loads((folder / "manifest.json").read_text())["arrays"]
+    arrays = values_of(folder / "manifest.json")["arrays"]
     edit(folder, arrays=[{**arrays[0], "path": "../elsewhere.npy"}, *arrays[1:]])
     with pytest.raises(DataError, match="outside its folder"):
         load_plan(folder)

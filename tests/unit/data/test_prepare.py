@@ -22,6 +22,7 @@ from dflash.data.prompt_hashes import read_prompt_hashes
 from dflash.data.reader import SampleStore
 from dflash.data.synthetic import prompt_hash
 from dflash.errors import DataError, SchemaVersionError
+from tests.support.sealing import rewrite, values_of
 
 
 def texts_of(data: PreparedData, config: Config) -> list[list[str]]:
@@ -242,9 +243,9 @@ class TestReuse:
         data = workshop.prepare(workshop.config(workshop.corpus(*GOOD)))
         (workshop.data_root / "outside.parquet").write_bytes(b"x")
         for file in workshop.manifests():
-            tree = json.loads(file.read_text())
-            tree["shards"][0] |= {"path": name, "size_bytes": 1}
-            file.write_text(json.dumps(tree))
+            shards = values_of(file)["shards"]
+            shards[0] |= {"path": name, "size_bytes": 1}
+            rewrite(file, shards=shards)
         with pytest.raises(DataError, match="is no name of a file of a data set"):
             load_data(data.location, fingerprint=data.fingerprint, verify="sizes")
 

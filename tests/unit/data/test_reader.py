@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from dflash.data.reader_pages import PAGE_LAYOUT
 from dflash.errors import DataError, SchemaVersionError
 from dflash.records import PlannedBatch
 from dflash.storage import open_store
+from tests.support.sealing import rewrite, values_of
 
 READER = ReaderConfig(cache_mib=1, prefetch_batches=2, threads=2, verify="sizes")
 
@@ -54,10 +54,10 @@ def shards_of(folder: Path) -> list[Path]:
 def rewrite_manifest(folder: Path) -> None:
     """Believe the files as they are now."""
     file = folder / "manifest.json"
-    manifest = json.loads(file.read_text())
-    for shard in manifest["shards"]:
+    shards = values_of(file)["shards"]
+    for shard in shards:
         shard["size_bytes"] = (folder / shard["path"]).stat().st_size
-    file.write_text(json.dumps(manifest))
+    rewrite(file, shards=shards)
 
 
 def test_rows_count_through_the_buckets_in_order(folder: Path) -> None:
@@ -304,9 +304,9 @@ class TestDamage:
 
     def test_a_row_count_that_contradicts_the_manifest_is_refused(self, folder: Path) -> None:
         data_set(folder, LENGTHS)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["shards"][0]["rows"] += 1
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        shards = values_of(folder / "manifest.json")["shards"]
+        shards[0]["rows"] += 1
+        rewrite(folder / "manifest.json", shards=shards)
         with pytest.raises(DataError, match="it has 7 rows, the manifest says 8"):
             opened(folder)
 

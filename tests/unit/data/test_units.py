@@ -16,7 +16,7 @@ from dflash.data.manifest import EDGES_FILE
 from dflash.data.prepare import find_data, plan_build
 from dflash.data.units import BuildJob, UnitSpec, build_unit, record_name, stage_unit
 from dflash.errors import DataError, StorageError
-from dflash.records import DataManifest, UnitRecord
+from dflash.records import DataManifest, UnitRecord, sealed
 
 
 def planned(config: Config) -> tuple[BuildJob, list[UnitSpec]]:
@@ -100,7 +100,7 @@ def test_measured_edges_are_fixed_by_the_first_builder(workshop: Workshop) -> No
     records = [built(spec, job, edges) for spec in units]
     assert not list(Path(job.location).glob("staging/units/*.json")), "staged rows go when they are dealt out"
     assert isinstance(commit(records, job=job, tokenizer=TOKENIZER), DataManifest)
-    Path(job.location, EDGES_FILE).write_text('{"edges_tokens": [8, 4]}')
+    Path(job.location, EDGES_FILE).write_text(sealed({"edges_tokens": [8, 4]}))
     with pytest.raises(DataError, match=r"edges.json holds \[8, 4\]"):
         known_edges(job)
 

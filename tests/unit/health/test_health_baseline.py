@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.health.baseline import Baseline
+from dflash.health.baseline import REFRESH_POINTS, Baseline
 from dflash.health.trend import binomial_tail, mann_kendall_decline_p, theil_sen
 
 POINTS = st.lists(st.tuples(st.floats(-5, 5, allow_subnormal=False), st.integers(1, 900)), min_size=1, max_size=90)
@@ -26,23 +26,29 @@ class NaiveBaseline:
 
     def __init__(self) -> None:
         self.held: list[tuple[float, float]] = []
+        self.medians: list[float] = []
+        self.stands: tuple[float, float, float] | None = None
+        self.since = 0
 
     def level(self) -> tuple[float, float, float] | None:
-        if len(self.held) < 5:
-            return None
-        values = np.array([value for value, _ in self.held])
-        scale = max(1.4826 / math.sqrt(2) * np.median(np.abs(np.diff(values))), 0.08)
-        return float(np.median(values[-6:])), float(scale), float(np.median([count for _, count in self.held]))
+        return self.stands
 
     def spread(self, count: float) -> float:
-        _, scale, usual = self.level()  # type: ignore[misc]
+        assert self.stands is not None
+        _, scale, usual = self.stands
         return float(max(scale * math.sqrt(usual / count), 0.08))
 
     def accept(self, value: float, count: float) -> None:
-        level = self.level()
-        if level is not None:
-            value = min(value, level[0] + 6.0 * self.spread(count))
+        if self.stands is not None:
+            value = min(value, self.stands[0] + 6.0 * self.spread(count))
         self.held = [*self.held, (value, count)][-16:]
+        self.since += 1
+        if len(self.held) >= 5 and (self.stands is None or self.since >= REFRESH_POINTS):
+            values = np.array([value for value, _ in self.held])
+            scale = max(1.4826 / math.sqrt(2) * np.median(np.abs(np.diff(values))), 0.08)
+            self.stands = (float(np.median(values[-6:])), float(scale), float(np.median([count for _, count in self.held])))
+            self.medians = [*self.medians, self.stands[0]][-5:]
+            self.since = 0
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -56,6 +62,7 @@ def test_the_level_is_the_textbook_one(points: list[tuple[float, int]]) -> None:
         else:
             assert level is not None
             assert (level.median, level.scale, level.count) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+            assert level.lowest == pytest.approx(min(naive.medians), rel=1e-12, abs=1e-15)
             assert level.z(value, count) == pytest.approx((value - expected[0]) / naive.spread(count), rel=1e-9, abs=1e-12)
         baseline.accept(value, count)
         naive.accept(value, count)

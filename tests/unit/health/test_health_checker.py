@@ -75,6 +75,7 @@ def test_a_resumed_run_is_judged_like_an_uninterrupted_one(died_at: int, from_st
     records = nonfinite(spike(RUN, step=350, factor=8, decay_steps=6), steps=[430, 480], skipped=True)
     at = next(i for i, r in enumerate(records) if r.step == 333)
     records.insert(at, event("save_begin", step=333))  # a checkpoint between the regular ones
+    records.insert(at + 4, event("save_durable", step=333, at_step=335))
     whole, broken = judged(records), judged(resumed(records, died_at=died_at, from_step=from_step))
     assert broken.findings == whole.findings
     assert broken.verdict == whole.verdict

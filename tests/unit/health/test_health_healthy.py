@@ -12,16 +12,11 @@ from tests.support.health_runs import found, healthy, judged, steps_of, summary_
 from tests.support.log_simulator import Record, change_steps, scaled, simulate_run
 
 NAMES = [
-    "non-finite",
-    "gradient spike",
-    "loss spike",
-    "lr mismatch",
-    "bucket run",
-    "queue decline",
-    "save failure",
-    "step integrity",
-    "stale log",
-]
+    "non-finite", "gradient spike", "loss spike", "sustained rise", "divergence", "bad resume", "repeated data",
+    "accuracy drop", "gradient explosion", "lr mismatch", "bucket run", "share drift", "bucket mix", "short window",
+    "save correlation", "save failure", "save stall", "queue decline", "target imbalance", "throughput", "dead metric",
+    "simple rules", "step integrity", "stale log",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash.health import HealthChecker
+from dflash.health.baseline import REFRESH_POINTS
 from dflash.health.history import MAX_POINTS, Curve
 from dflash.health.lines import StepLine
 from dflash.health.panel import Panel
-from tests.support.health_runs import CHECKPOINT, HEALTH, TRAIN, found, healthy, items_of, judged
+from tests.support.health_runs import CHECKPOINT, HEALTH, TRAIN, found, healthy, items_of, remedy
 from tests.support.log_simulator import Record, StepRecord, change_steps, nonfinite, scaled, spike
 
 RUN = nonfinite(spike(healthy(seed=6, steps=700), step=350, factor=8, decay_steps=6), steps=[90, 120, 430], skipped=True)
@@ -82,9 +84,11 @@ class NaiveSpike(NamedTuple):
 
 
 def naive_spikes(records: list[Record]) -> list[NaiveSpike]:
-    """Loss spikes (without the help of the gradient) by recomputing every baseline from nothing at every point."""
+    """Loss spikes (without the help of the gradient) by recomputing every baseline from nothing whenever it is refreshed."""
     s = HEALTH.spike
     accepted: dict[int, list[tuple[float, float]]] = {}
+    levels: dict[int, tuple[float, float, float]] = {}
+    since: dict[int, int] = {}
     open_since: dict[int, int] = {}
     spikes: list[NaiveSpike] = []
     for record in records:
@@ -92,22 +96,29 @@ def naive_spikes(records: list[Record]) -> list[NaiveSpike]:
             continue
         (micro,) = record.micro_batches
         value, count, bucket = math.log(micro.ce_sum / micro.n_tokens), micro.n_tokens, micro.bucket  # type: ignore[operator]
-        points = accepted.setdefault(bucket, [])[-s.baseline_points :]
-        if len(points) >= s.min_points:
-            values = np.array([v for v, _ in points])
-            median = float(np.median(values[-s.level_points :]))
-            scale = max(1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(values)))), s.loss_floor)
-            spread = max(scale * math.sqrt(float(np.median([c for _, c in points])) / count), s.loss_floor)
+        if bucket in levels:
+            median, scale, usual = levels[bucket]
+            spread = max(scale * math.sqrt(usual / count), s.loss_floor)
             z = (value - median) / spread
-            if bucket in open_since and z < s.recover_z:
+            calm = z < s.recover_z or value - median < math.log1p(HEALTH.rise.min_rise_frac) / 2
+            if bucket in open_since and calm:
                 spikes.append(NaiveSpike(open_since.pop(bucket), bucket, record.step))
             elif bucket not in open_since and z > s.loss_z:
                 open_since[bucket] = record.step
             value = min(value, median + s.loss_z * spread)
         if bucket not in open_since:
-            accepted[bucket].append((value, count))
+            points = accepted[bucket] = [*accepted.get(bucket, []), (value, count)][-s.baseline_points :]
+            since[bucket] = since.get(bucket, 0) + 1
+            if len(points) >= s.min_points and (bucket not in levels or since[bucket] >= REFRESH_POINTS):
+                levels[bucket], since[bucket] = level_of(points), 0
     spikes += [NaiveSpike(step, bucket, None) for bucket, step in open_since.items()]
     return sorted(spikes)
+
+
+def level_of(points: list[tuple[float, float]]) -> tuple[float, float, float]:
+    s, values = HEALTH.spike, np.array([value for value, _ in points])
+    scale = max(1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(values)))), s.loss_floor)
+    return float(np.median(values[-s.level_points :])), scale, float(np.median([count for _, count in points]))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,7 +128,10 @@ def test_loss_spikes_are_those_of_the_naive_detector(seed: int) -> None:
     records = change_steps(healthy(seed=6, steps=700), lambda r: scaled(r, loss=lift.get(r.step, 1.0)))
     records = change_steps(records, lambda r: scaled(r, loss=3.0) if r.step > 660 else r)
     quiet = change_steps(records, lambda r: scaled(r, grad_norm=1.0 / (r.grad_norm or 1.0)))  # no gradient leads the loss
-    report = judged(quiet)
+    spike_config = HEALTH.spike.model_copy(update={"usual_p": 0.999})  # nothing that stands out is usual
+    checker = HealthChecker(HEALTH.model_copy(update={"spike": spike_config}), TRAIN, CHECKPOINT)
+    checker.feed(items_of(quiet))
+    report = checker.report(run="simulated", now_s=0.0, ended=True, remedy=remedy)
     seen = [
         NaiveSpike(f.first_step, f.bucket or 0, f.values.get("resolved_step")) for f in found(report, "loss spike", severity="warn")
     ]

@@ -10,6 +10,7 @@ import pytest
 from dflash.config import HealthConfig
 from dflash.health.context import RunContext
 from dflash.health.detectors.queues import QueueDecline
+from dflash.health.panel import SPARSE_STEPS
 from dflash.records import Finding
 from tests.support.health_lines import feed, step_line
 
@@ -27,7 +28,7 @@ def findings(
     ahead = (lambda step: 20) if feature is None else feature
     lines = [
         step_line(step, ready_depth=max(0, round(depth(step))), feature_depth=max(0, round(ahead(step))), plan_position=step)
-        for step in range(steps)
+        for step in range(0, steps, SPARSE_STEPS)
     ]
     feed(detector, lines, context=RunContext(total_steps=total_steps))
     return detector.reported()

@@ -73,6 +73,8 @@ def test_the_verdict_comes_first_then_the_decision_then_the_findings() -> None:
         "Decision:</strong> roll back",
         "Loss over the run",
         "card finding critical",
+        "<h2>How it ran",
+        "Step time and saves",
         "<h2>Buckets",
         "<h2>What was checked",
     ]
@@ -81,9 +83,11 @@ def test_the_verdict_comes_first_then_the_decision_then_the_findings() -> None:
     assert "step-400" in PAGE
 
 
-def test_every_bucket_has_a_picture_and_there_is_one_of_all() -> None:
+def test_every_bucket_has_a_picture_and_the_whole_run_has_five() -> None:
     pictures = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([^\"]+)", PAGE)]
-    assert len(pictures) == 7
+    assert len(pictures) == 6 + 5
+    for title in ("Gradient norm", "Step time and saves", "Queues", "Runs of one bucket"):
+        assert f"<figcaption>{title}</figcaption>" in PAGE
     for png in pictures:
         assert png[:8] == b"\x89PNG\r\n\x1a\n"
         width, height = struct.unpack(">II", png[16:24])

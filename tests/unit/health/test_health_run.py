@@ -48,7 +48,7 @@ def test_the_report_is_written_as_it_is_returned(paths: RunPaths) -> None:
     assert report.run == paths.root.name
     assert written(paths) == report
     assert (paths.health_dir / "report.html").read_text().startswith("<!doctype html>")
-    assert sorted(p.name for p in paths.health_dir.iterdir()) == ["report.html", "report.json", "state.json"]
+    assert sorted(p.name for p in paths.health_dir.iterdir()) == ["pictures", "report.html", "report.json", "state.json"]
 
 
 def test_many_checks_end_where_one_check_ends_and_read_each_byte_once(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

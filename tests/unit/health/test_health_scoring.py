@@ -57,7 +57,8 @@ def test_what_passes_is_never_acted_on(kind: str, seed: int) -> None:
     assert report.verdict == "healthy"
     detector = "gradient spike" if kind == "gradient outlier" else "loss spike"
     warnings = [f for f in found(report, detector) if onset <= f.first_step <= onset + 3]
-    assert {f.severity for f in warnings} <= {"warn"}
+    assert {f.severity for f in warnings} <= {"warn", "info"}
+    assert warnings
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -155,3 +155,50 @@ def test_enough_anchors_cover_every_token_that_can_be_predicted() -> None:
     labels = block_labels(torch.ones_like(mask, dtype=torch.long), mask, lengths, anchors, block_size=4)
     # All but the first token of each run: 4 of 5, 0 of 1, 2 of 3.
     assert covered_tokens(labels, anchors, tokens=12) == 6
+
+
+def test_every_set_of_candidates_is_equally_likely() -> None:
+    """Chi-square over whole sets, not only over single places: neighbours neither attract nor repel each other."""
+    mask = torch.ones(1, 7, dtype=torch.bool)
+    config = AnchorConfig(per_supervised_token=0.4, max_per_sequence=9, max_per_batch=9)
+    draws, counts = 3000, Counter[tuple[int, ...]]()
+    for batch_id in range(draws):
+        anchors = sample_anchors(mask, torch.tensor([7]), anchors=config, seed=11, epoch=0, batch_id=batch_id)
+        counts[tuple(anchors.positions[anchors.keep].tolist())] += 1
+    assert len(counts) == 20  # 3 of 6
+    expected = draws / 20
+    assert sum((count - expected) ** 2 / expected for count in counts.values()) < 43.8  # 0.1 % at 19 degrees of freedom
+
+
+def test_batches_of_one_epoch_and_epochs_of_one_batch_are_independent() -> None:
+    """Keys that differ in one number give unrelated draws: two of them agree as often as chance has it."""
+    mask, length = torch.ones(1, 41, dtype=torch.bool), torch.tensor([41])
+    config = AnchorConfig(per_supervised_token=0.24, max_per_sequence=10, max_per_batch=10)
+
+    def drawn(seed: int, epoch: int, batch_id: int) -> set[int]:
+        return set(sample_anchors(mask, length, anchors=config, seed=seed, epoch=epoch, batch_id=batch_id).positions[0].tolist())
+
+    for step in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1)):
+        shared = []
+        for number in range(150):
+            key = (number % 7 + 1, number % 5 + 1, number + 1)
+            one, two = drawn(*key), drawn(*(part + move for part, move in zip(key, step, strict=True)))
+            shared.append(len(one & two))
+        assert abs(sum(shared) / len(shared) - 2.5) < 0.5, f"10 of 40 twice share 2.5 on average; keys apart by {step} do not"
+
+
+@QUICK
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=8), st.integers(1, 40), st.floats(0.05, 1.0))
+def test_the_batch_cap_is_met_exactly_and_shares_stay_within_one_of_proportional(
+    lengths: list[int], cap: int, share: float
+) -> None:
+    mask = torch.arange(30) < torch.tensor(lengths).unsqueeze(1)
+    free = AnchorConfig(per_supervised_token=share, max_per_sequence=30, max_per_batch=10_000)
+    wanted = sample_anchors(mask, torch.tensor(lengths), anchors=free, seed=0, epoch=0, batch_id=0).keep.sum(1)
+    capped = free.model_copy(update={"max_per_batch": cap})
+    found = sample_anchors(mask, torch.tensor(lengths), anchors=capped, seed=0, epoch=0, batch_id=0).keep.sum(1)
+    assert int(found.sum()) == min(cap, int(wanted.sum()))
+    if cap < int(wanted.sum()):
+        exact = wanted.double() * cap / wanted.sum()
+        assert float((found - exact).abs().max()) < 1.0
+    assert bool((found <= wanted).all())

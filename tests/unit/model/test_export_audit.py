@@ -63,6 +63,7 @@ def test_a_fresh_export_is_in_order(layout: LayoutName, info: TargetInfo, tmp_pa
         (lambda raw: raw["dflash_config"].update(target_layer_ids=[0, 3]), {"config": "fail"}),
         (lambda raw: raw.update(num_target_layers=9) or raw["dflash_config"].update(target_layer_ids=[0, 3]),
          {"target layers": "fail", "taps": "fail"}),
+        (lambda raw: raw.update(use_sliding_window=True), {"window": "warn"}),
         (lambda raw: raw.update(rope_theta=500.0), {"rope": "warn"}),
         (lambda raw: raw.update(max_position_embeddings=128), {"rope": "warn"}),
         (lambda raw: raw.update(num_hidden_layers=3, layer_types=["full_attention"] * 3), {"tensors": "fail"}),

@@ -112,7 +112,8 @@ def test_every_record_is_frozen_and_the_files_among_them_are_versioned(kind: typ
         Finding,
         DetectorSummary,
     }
-    parts |= {records.DataFile, records.SourceEntry, records.CheckResult, records.Damage, LrOverlay, records.SavedState}
+    parts |= {records.DataFile, records.SourceEntry, records.CheckResult, records.Damage, LrOverlay}
+    parts |= {records.SavedState, records.GuardState}
     names = {field.name for field in dataclasses.fields(kind)}
     assert "schema_version" in names or kind in parts | {records.QuarantinedRow}
 
@@ -293,10 +294,13 @@ def test_step_record_with_null_measurements() -> None:
     raw = {
         "segment": 0, "step": 4, "wall_time_s": 1.0, "mono_time_s": 1.0, "ce": None, "objective": None, "accuracy": 0.0,
         "accepted_length": 0.0, "coverage_frac": 0.5, "grad_norm": None, "clip_coef": None, "lr": 0.1, "warmup_factor": 1.0,
-        "skipped": True, "nonfinite": ["ce"], "micro_batches": [], "plan_position": 5, "padding_frac": 0.0, "step_time_s": 1.0, "wait_time_s": 0.0,
-        "tokens_per_s": 1.0, "ready_depth": 0, "feature_depth": 0, "target_depths": [5], "kind": "step", "schema_version": 1,
+        "skipped": True, "nonfinite": ["ce"], "micro_batches": [], "plan_position": 5, "padding_frac": 0.0,
+        "step_time_s": 1.0, "wait_time_s": 0.0, "tokens_per_s": 1.0, "ready_depth": 0, "feature_depth": 0, "target_depths": [5],
+        "rank_wait_s": [], "kind": "step", "schema_version": 1,
     }  # fmt: skip
     record = from_dict(StepRecord, raw, origin="log:1")
     assert (record.ce, record.nonfinite, record.target_depths) == (None, ("ce",), (5,))
     assert to_dict(record) == raw
+    older = {key: value for key, value in raw.items() if key != "rank_wait_s"}
+    assert from_dict(StepRecord, older, origin="log:1") == record
     assert "kind" in refused(StepRecord, {**raw, "kind": "event"})

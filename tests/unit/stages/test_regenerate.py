@@ -14,6 +14,7 @@ from dflash.data.tokenizer import load_tokenizer
 from dflash.errors import ConfigError, DataError, StorageError
 from dflash.stages.answerer import open_answerer
 from dflash.stages.regenerate import RegenerateStage, regenerate_stage
+from tests.support.full_disk import full_disk
 
 GOOD = [{"prompt": f"What is {number} + 2?", "id": f"r{number}", "kind": "sum"} for number in range(4)]
 BAD = ["not json", {"messages": []}]
@@ -106,6 +107,18 @@ def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None
     assert output.read_text() == "old"
     assert regenerate(config(tmp_path, many, over_long="drop"), output).quarantined == {"over_long": 1}
     assert len(rows(output)) == 4
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_full_disk_is_one_clear_error_and_the_next_run_goes_on(tmp_path: Path, suffix: str) -> None:
+    settings, output = config(tmp_path, [*GOOD, BAD[0]]), tmp_path / f"out{suffix}"
+    for limit_bytes in (0, 60, 250):
+        with full_disk(limit_bytes=limit_bytes), pytest.raises(StorageError, match=r"cannot .*: File too large"):
+            regenerate(settings, output)
+        assert not output.exists()
+        assert not list(tmp_path.rglob("*.partial"))
+    assert regenerate(settings, output).conversations == 4
+    assert output.exists()
 
 
 def test_a_server_without_an_address_is_refused(tmp_path: Path) -> None:

@@ -135,12 +135,12 @@ def test_a_rotten_target_is_marked_and_an_older_one_taken(paths: RunPaths) -> No
 def test_progress_past_the_region_lets_the_abandoned_ones_go(paths: RunPaths) -> None:
     rollbacks_of(paths).settle(stop_trainer=None)
     book = CheckpointBook(paths, RULE, RollbackConfig(region_steps=5))
-    book.prune()
+    book.prune(spare=None)
     assert (paths.checkpoints_dir / "aside").is_dir()
     save_at(paths.checkpoints_dir, 50, segment=1)
     book.reconcile()
     book.note(50, 1, "clean", "test")
-    book.prune()
+    book.prune(spare=None)
     assert not (paths.checkpoints_dir / "aside").exists()
 
 

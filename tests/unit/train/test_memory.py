@@ -26,8 +26,9 @@ from dflash.model.logit_rule import LogitRule
 from dflash.model.loss import block_loss
 from dflash.model.target import load_target
 from dflash.records import PlannedBatch
-from dflash.train.features import FeatureMaker
+from dflash.train.features import make_maker
 from dflash.train.footprint import (
+    STAGING_BYTES,
     BatchShape,
     batch_shapes,
     drafter_activation_bytes,
@@ -93,12 +94,13 @@ def test_gpu_plan_separates_roles_and_halves_what_is_bfloat16() -> None:
     assert starting_with(drafter, "drafter weights for compute") == 2 * TRAINABLE
     assert starting_with(drafter, "target's head") == 2 * 100 * 64
     assert starting_with(host, "checkpoint snapshot buffers, pinned") == 12 * TRAINABLE
-    # Six targets may each hold a finished batch on the drafter's device while the window is full.
+    # Each of a target's two threads may hold a finished batch on the drafter's device while the window is full.
     one, six = (
         starting_with(items_of(config_of("cluster.device=cuda", f"cluster.targets_per_replica={n}"))[1], "features of waiting")
         for n in (1, 6)
     )
-    assert six * 2 == one * 7
+    assert six * 3 == one * 13
+    assert starting_with(host, "staging of features") == 6 * 2 * STAGING_BYTES
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_features_equal_what_a_target_worker_hands_over() -> None:
         "{target: {mask_token_id: 3}, data: {num_conversations: 1}, train: {anchors: {max_per_sequence: 9}}}", origin="test"
     )
     target = load_target(config.target, target_layer_ids=(0, 1, 2), device=torch.device("cpu"))
-    maker = FeatureMaker(
+    maker = make_maker(
         target=target, target_index=0, config=config, mask_token_id=3, drafter_device=torch.device("cpu"), dtype=torch.float32
     )
     planned = PlannedBatch(position=0, epoch=0, bucket=0, padded_length_tokens=40, rows=(0, 1, 2))

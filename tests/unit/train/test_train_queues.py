@@ -203,7 +203,7 @@ def supply_of(
     feature_bytes: int = 5,
 ) -> FeatureSupply[Item, Item]:
     queues = QueueConfig(ready_bytes=ready_bytes, feature_bytes=feature_bytes, log_records=1)
-    return FeatureSupply((read(position) for position in positions), makers=makers, queues=queues)
+    return FeatureSupply((read(position) for position in positions), makers=makers, threads=1, queues=queues)
 
 
 @THREADED

@@ -11,6 +11,7 @@ import pytest
 from dflash.errors import DataError
 from dflash.records import RunPaths
 from dflash.storage import sha256_file
+from dflash.train.group import Alone
 from dflash.train.inputs import open_inputs
 from dflash.train.models import load_models
 from dflash.train.segment import run_segment
@@ -21,7 +22,7 @@ def train(run: TinyRun) -> None:
     inputs = open_inputs(run.config, run.paths)
     with inputs.store:
         models = load_models(run.config)
-        run_segment(inputs, models, segment=0, resume_step=None, stop=threading.Event(), on_operation=lambda _: None)
+        run_segment(inputs, models, segment=0, resume_step=None, stop=threading.Event(), on_operation=lambda _: None, group=Alone())
 
 
 def result_of(paths: RunPaths) -> tuple[list[list[float]], str]:
@@ -63,5 +64,7 @@ def test_a_shard_that_is_damaged_while_training_ends_the_segment_with_its_name(t
         models = load_models(run.config)
         shard.write_bytes(content)
         with pytest.raises(DataError, match=shard.name):
-            run_segment(inputs, models, segment=0, resume_step=None, stop=threading.Event(), on_operation=lambda _: None)
+            run_segment(
+                inputs, models, segment=0, resume_step=None, stop=threading.Event(), on_operation=lambda _: None, group=Alone()
+            )
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("read-ahead")]

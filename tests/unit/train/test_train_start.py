@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dflash.checkpoint import LoadedCheckpoint, RunIdentity
-from dflash.config import Config, dump_config, parse_config
+from dflash.config import ClusterConfig, Config, dump_config, parse_config
 from dflash.errors import (
     CheckpointError,
     ConfigError,
@@ -26,6 +26,7 @@ from dflash.errors import (
 )
 from dflash.records import ControlRequest, to_json
 from dflash.train.child import STOP_GRACE_S
+from dflash.train.group import Alone
 from dflash.train.inputs import Inputs, check_resumable, identity_of, initial_state, open_inputs
 from dflash.train.launch import launch_command, main
 from dflash.train.models import load_models, replica_devices
@@ -34,7 +35,7 @@ from dflash.train.pipeline import Pipeline
 from dflash.train.runs import hold_run, training_hash
 from dflash.train.segment import _start_details
 from dflash.train.supervisor import TrainOutcome, supervise
-from dflash.train.trainer import Machinery, Trainer
+from dflash.train.trainer import Machinery, Silent, Trainer
 from tests.support.checkpoints import save_at
 from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config, tiny_target
 from tests.support.trainer_process import end_of, start_trainer
@@ -130,19 +131,21 @@ def test_a_checkpoint_that_does_not_belong_to_the_run_shows_every_difference(inp
 
 
 def test_the_command_line_starts_torchrun_without_a_network_rendezvous(tmp_path: Path) -> None:
-    command = launch_command(tmp_path, tmp_path / "meet", replicas=2, segment=3, resume_step=7)
+    cluster = ClusterConfig(replicas=2)
+    command = launch_command(tmp_path, tmp_path / "meet", cluster=cluster, node=0, segment=3, resume_step=7)
     assert command[:4] == [sys.executable, "-m", "dflash.train.launch", str(os.getpid())]
     assert "--nproc-per-node=2" in command
     assert "--rdzv-conf=store_type=file" in command
     assert command[-6:] == ["--run-dir", str(tmp_path), "--segment", "3", "--resume-step", "7"]
-    assert "--resume-step" not in launch_command(tmp_path, tmp_path / "meet", replicas=1, segment=0, resume_step=None)
+    fresh = launch_command(tmp_path, tmp_path / "meet", cluster=cluster, node=0, segment=0, resume_step=None)
+    assert "--resume-step" not in fresh
     assert STOP_GRACE_S < 30, "Prefect and torchrun kill after 30 s"
 
 
 def test_the_launcher_refuses_nonsense_and_a_parent_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == main(["x"]) == 2
+    assert main([]) == main(["x", "-"]) == main(["5"]) == 2
     assert "usage" in capsys.readouterr().err
-    code = f"import sys; from dflash.train.launch import main; sys.exit(main(['{os.getpid() + 1}', '--help']))"
+    code = f"import sys; from dflash.train.launch import main; sys.exit(main(['{os.getpid() + 1}', '-', '--help']))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 3
 
 
@@ -235,28 +238,19 @@ class WrongOrder:
         return self._batch, 0.0
 
 
-class Silent:
-    """A log and a checkpoint writer that do nothing."""
-
-    def event(self, *_: object) -> None:
-        """Ignore an event."""
-
-    def save(self, *_: object, **__: object) -> None:
-        """Ignore a save."""
-
-
 def test_a_batch_out_of_plan_order_is_a_defect_and_never_trained_on(inputs: Inputs) -> None:
     class Planned:
         planned = inputs.plan[1]
 
     machinery = Machinery(
         plan=inputs.plan,
+        group=Alone(),
         supply=WrongOrder(Planned()),  # type: ignore[arg-type]
         stepper=None,  # type: ignore[arg-type]
-        log=Silent(),  # type: ignore[arg-type]
-        checkpoints=Silent(),  # type: ignore[arg-type]
+        log=Silent(),
+        checkpoints=Silent(),
         stop=threading.Event(),
     )
-    trainer = Trainer(inputs.config.train, save_interval_steps=1, state=initial_state(inputs, segment=0), machinery=machinery)
+    trainer = Trainer(inputs.config, state=initial_state(inputs, segment=0), machinery=machinery)
     with pytest.raises(RuntimeError, match="batch 1 arrived where the plan has 0"):
         trainer.run([0, 1, 2])

@@ -16,9 +16,10 @@ from dflash.config import OptimizerConfig
 from dflash.data.reader import Batch, collate
 from dflash.errors import CheckpointError, RunStateError
 from dflash.model.loss import block_loss
-from dflash.train.features import FeatureBatch, FeatureMaker
+from dflash.train.features import FeatureBatch, make_maker
+from dflash.train.group import Alone
 from dflash.train.inputs import Inputs, open_inputs
-from dflash.train.metrics import StepContext, step_record
+from dflash.train.metrics import BatchFacts, RankReport, StepContext, step_record
 from dflash.train.models import Models, load_models
 from dflash.train.optimizer import build_optimizer, optimizer_tensors, restore
 from dflash.train.step import Stepper, Update
@@ -40,7 +41,7 @@ def models(inputs: Inputs) -> Models:
 
 @pytest.fixture
 def make(inputs: Inputs, models: Models) -> Callable[[int], FeatureBatch]:
-    maker = FeatureMaker(
+    maker = make_maker(
         target=models.targets[0],
         target_index=0,
         config=inputs.config,
@@ -63,6 +64,7 @@ def stepper_of(inputs: Inputs, models: Models, *, clip_norm: float = 1e9) -> Ste
         loss=inputs.config.train.loss,
         clip_norm=clip_norm,
         autocast_dtype=None,
+        group=Alone(),
     )
 
 
@@ -112,7 +114,7 @@ def test_two_updates_equal_adamw_by_hand_on_the_mean_gradient(
             seen[name].append(gradient)
         for batch in batches:
             stepper.accumulate(batch)
-        update = stepper.update(lr=0.01)
+        update = stepper.update(lr=0.01, norm_limit=math.inf)
         norm = math.sqrt(sum(float(gradients[-1].double().norm()) ** 2 for gradients in seen.values()))
         assert update.grad_norm == pytest.approx(norm, rel=1e-5)
         assert (update.clip_coef, update.nonfinite) == (1.0, ())
@@ -127,7 +129,7 @@ def test_a_large_gradient_is_scaled_to_the_clip_norm_and_the_norm_before_is_repo
     stepper = stepper_of(inputs, models, clip_norm=0.125)
     stepper.accumulate(make(0))
     gradient = mean_gradient(inputs, models, [make(0)])
-    update = stepper.update(lr=0.01)
+    update = stepper.update(lr=0.01, norm_limit=math.inf)
     assert update.clip_coef == pytest.approx(0.125 / update.grad_norm)
     assert update.grad_norm > 0.125
     beta1 = inputs.config.train.optimizer.beta1
@@ -148,9 +150,10 @@ def test_bfloat16_compute_keeps_float32_master_weights_and_nearly_the_gradient(
         loss=inputs.config.train.loss,
         clip_norm=1e9,
         autocast_dtype=torch.bfloat16,
+        group=Alone(),
     )
     stepper.accumulate(half)
-    update = stepper.update(lr=0.01)
+    update = stepper.update(lr=0.01, norm_limit=math.inf)
     assert update.nonfinite == ()
     beta1 = inputs.config.train.optimizer.beta1
     for name, gradient in exact.items():
@@ -170,26 +173,26 @@ def test_a_non_finite_update_changes_nothing_and_says_what_was_not_finite(
 ) -> None:
     stepper = stepper_of(inputs, models)
     stepper.accumulate(make(0))
-    stepper.update(lr=0.01)
+    stepper.update(lr=0.01, norm_limit=math.inf)
     before = {name: tensor.clone() for name, tensor in (models.weights | models.moments).items()}
     stepper.accumulate(make(1))
     stepper.accumulate(poisoned(make(2)))
-    update = stepper.update(lr=0.01)
+    update = stepper.update(lr=0.01, norm_limit=math.inf)
     assert set(update.nonfinite) >= {"ce", "objective", "grad_norm"}
     assert all(torch.equal(tensor, before[name]) for name, tensor in (models.weights | models.moments).items())
     # The gradients are forgotten: the next update equals one that never saw the poisoned batch.
     stepper.accumulate(make(3))
-    clean = stepper.update(lr=0.01)
+    clean = stepper.update(lr=0.01, norm_limit=math.inf)
     restore(models.weights, {name: before[name] for name in models.weights}, what="drafter")
     restore(models.moments, {name: before[name] for name in models.moments}, what="optimizer")
     stepper.accumulate(make(3))
-    assert stepper.update(lr=0.01) == clean
+    assert stepper.update(lr=0.01, norm_limit=math.inf) == clean
 
 
 def test_a_step_without_any_supervised_slot_is_skipped(inputs: Inputs, models: Models) -> None:
     batch = batch_at(inputs, 0)
     bare = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
-    maker = FeatureMaker(
+    maker = make_maker(
         target=models.targets[0],
         target_index=0,
         config=inputs.config,
@@ -199,7 +202,7 @@ def test_a_step_without_any_supervised_slot_is_skipped(inputs: Inputs, models: M
     )
     stepper = stepper_of(inputs, models)
     stepper.accumulate(maker.make(bare))
-    update = stepper.update(lr=0.01)
+    update = stepper.update(lr=0.01, norm_limit=math.inf)
     assert update.nonfinite == ("grad_norm",)
     assert math.isnan(update.ce)
 
@@ -225,7 +228,14 @@ def test_the_acceptance_objective_runs_the_whole_target_and_trains(inputs: Input
     loss = inputs.config.train.loss.model_copy(update={"objective": "acceptance"})
     config = inputs.config.model_copy(update={"train": inputs.config.train.model_copy(update={"loss": loss})})
     target = models.targets[0]
-    maker = FeatureMaker(target, 0, config, MASK_TOKEN_ID, drafter_device=models.device, dtype=models.compute_dtype)
+    maker = make_maker(
+        target=target,
+        target_index=0,
+        config=config,
+        mask_token_id=MASK_TOKEN_ID,
+        drafter_device=models.device,
+        dtype=models.compute_dtype,
+    )
     batch, made = batch_at(inputs, 0), maker.make(batch_at(inputs, 0))
     assert made.target_states is not None
     ids, lengths = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.lengths)
@@ -234,12 +244,12 @@ def test_the_acceptance_objective_runs_the_whole_target_and_trains(inputs: Input
     assert torch.equal(made.target_states.hidden, final)
     assert made.nbytes >= features.nbytes + final.nbytes + made.block_embeds.nbytes
     stepper = Stepper(
-        models.drafter, models.optimizer, head=models.head(), loss=loss, clip_norm=1.0, autocast_dtype=None
+        models.drafter, models.optimizer, head=models.head(), loss=loss, clip_norm=1.0, autocast_dtype=None, group=Alone()
     )  # fmt: skip
     objectives = []
     for _ in range(6):
         stepper.accumulate(made)
-        update = stepper.update(lr=3e-3)
+        update = stepper.update(lr=3e-3, norm_limit=math.inf)
         assert update.nonfinite == ()
         objectives.append(update.objective)
     assert objectives[-1] < objectives[0]
@@ -257,7 +267,7 @@ def test_the_optimizer_state_exists_from_the_start_and_restores_exactly(
     assert all(float(tensor.abs().sum()) == 0 for tensor in models.moments.values())
     stepper = stepper_of(inputs, models)
     stepper.accumulate(make(0))
-    stepper.update(lr=0.01)
+    stepper.update(lr=0.01, norm_limit=math.inf)
     assert set(optimizer_tensors(models.drafter, models.optimizer)) == names
     saved_weights = {name: tensor.clone() for name, tensor in models.weights.items()}
     saved_moments = {name: tensor.clone() for name, tensor in models.moments.items()}
@@ -267,7 +277,7 @@ def test_the_optimizer_state_exists_from_the_start_and_restores_exactly(
     for made in (models, other):
         next_step = stepper_of(inputs, made)
         next_step.accumulate(make(1))
-        next_step.update(lr=0.01)
+        next_step.update(lr=0.01, norm_limit=math.inf)
     assert all(torch.equal(tensor, other.weights[name]) for name, tensor in models.weights.items())
     assert all(torch.equal(tensor, other.moments[name]) for name, tensor in models.moments.items())
 
@@ -292,10 +302,12 @@ def context(step: int = 4) -> StepContext:
         warmup_factor=1.0,
         plan_position=9,
         step_time_s=2.0,
-        wait_time_s=0.5,
-        depths=(3, 4),
-        finished=(7,),
     )
+
+
+def report(*batches: FeatureBatch, wait_time_s: float = 0.5) -> RankReport:
+    facts = tuple(BatchFacts.of(batch) for batch in batches)
+    return RankReport(facts, wait_time_s=wait_time_s, depths=(3, 4), finished=(7,), stop=False)
 
 
 def test_a_record_holds_sums_and_counts_of_exactly_this_step(
@@ -305,8 +317,8 @@ def test_a_record_holds_sums_and_counts_of_exactly_this_step(
     batches = [make(0), make(5)]
     for batch in batches:
         stepper.accumulate(batch)
-    update = stepper.update(lr=0.5)
-    record = step_record(context(), update, batches)
+    update = stepper.update(lr=0.5, norm_limit=math.inf)
+    record = step_record(context(), update, [report(*batches)])
     micro = record.micro_batches
     assert [item.batch_id for item in micro] == [0, 5]
     assert [item.rows for item in micro] == [batch.planned.rows for batch in batches]
@@ -332,8 +344,8 @@ def test_non_finite_numbers_become_null_with_their_names(
     stepper = stepper_of(inputs, models)
     batch = poisoned(make(0))
     stepper.accumulate(batch)
-    update: Update = stepper.update(lr=0.5)
-    record = step_record(context(), update, [batch])
+    update: Update = stepper.update(lr=0.5, norm_limit=math.inf)
+    record = step_record(context(), update, [report(batch)])
     assert (record.ce, record.objective, record.grad_norm, record.clip_coef) == (None, None, None, None)
     assert record.skipped
     assert {"ce", "objective", "grad_norm"} <= set(record.nonfinite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from dflash.model.export_fields import DtypeName, LayoutName
 from dflash.model.frozen_tables import frozen_tables
 from dflash.model.target_info import TargetInfo, read_target_info
 from dflash.train.doctor import run_checks
-from dflash.train.warm_start import check_warm_start, config_differences, warm_start
+from dflash.train.warm_start import FREE_KEYS, check_warm_start, config_differences, warm_start
 from tests.support.tiny_run import MASK_TOKEN_ID, TINY_CONFIG, tiny_target
 
 
@@ -104,3 +105,69 @@ def test_the_pre_flight_finds_it_before_anything_starts(info: TargetInfo, tmp_pa
     found = {result.name: result for result in run_checks(config)}
     assert found["inputs"].status == "fail"
     assert "head_dim: published 8, configured 4" in found["inputs"].message
+
+
+OTHER_VALUES: dict[str, object] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "target_layer_ids": (0,),
+    "layer_types": ("sliding_attention",),
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_each_key_that_changes_a_meaning_is_named(key: str, info: TargetInfo, tmp_path: Path) -> None:
+    config = config_of(tmp_path, info)
+    other = config.model_copy(update={key: OTHER_VALUES[key]} | ({"sliding_window": 9} if key == "layer_types" else {}))
+    lines = config_differences(config, other)
+    named = {line.split(":")[0] for line in lines}
+    allowed = {"num_hidden_layers": {"layer_types"}, "layer_types": {"sliding_window"}}.get(key, set())
+    assert key in named
+    assert named - {key} <= allowed
+    assert all("published" in line and "configured" in line for line in lines)
+
+
+def test_every_key_is_either_free_or_compared() -> None:
+    """A key that is added later must be put on one of the two lists."""
+    sliding = {"sliding_window", "sliding_causal"}
+    assert {*OTHER_VALUES, *FREE_KEYS, *sliding} == set(DrafterConfig.model_fields)
+
+
+def test_the_window_and_its_direction_are_compared_where_something_slides(info: TargetInfo, tmp_path: Path) -> None:
+    slides = {"layer_types": ("sliding_attention",), "sliding_window": 9, "sliding_causal": True}
+    config = config_of(tmp_path, info).model_copy(update=slides)
+    for key, value in (("sliding_window", 8), ("sliding_causal", False)):
+        (line,) = config_differences(config, config.model_copy(update={key: value}))
+        assert line.startswith(key)
+
+
+def test_a_drafter_whose_taps_are_wider_than_the_target_is_refused(info: TargetInfo, tmp_path: Path) -> None:
+    """Same drafter section, but the context projection was made for taps of another width."""
+    config = config_of(tmp_path, info)
+    wider = dataclasses.replace(info, hidden_size=2 * info.hidden_size)
+    publish(tmp_path / "published", config, wider, layout="zlab", dtype="float32")
+    check_warm_start(tmp_path / "published", config)
+    drafter = Drafter(config, target_hidden_size=info.hidden_size)
+    before = {name: value.clone() for name, value in drafter.state_dict().items()}
+    with pytest.raises(DrafterError, match="target hidden size: published 32, run 16"):
+        warm_start(drafter, tmp_path / "published", mask_token_id=MASK_TOKEN_ID, info=info)
+    assert all(torch.equal(value, before[name]) for name, value in drafter.state_dict().items())
+
+
+def test_a_damaged_drafter_changes_no_weight(info: TargetInfo, tmp_path: Path) -> None:
+    config = config_of(tmp_path, info)
+    publish(tmp_path / "published", config, info, layout="zlab", dtype="float32")
+    file = tmp_path / "published" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    drafter = Drafter(config, target_hidden_size=info.hidden_size)
+    drafter.init_weights(1)
+    before = {name: value.clone() for name, value in drafter.state_dict().items()}
+    with pytest.raises(DrafterError, match="cannot be read"):
+        warm_start(drafter, tmp_path / "published", mask_token_id=MASK_TOKEN_ID, info=info)
+    assert all(torch.equal(value, before[name]) for name, value in drafter.state_dict().items())

@@ -1,0 +1,201 @@
+"""Several replicas: real ranks on gloo train as one does, decide together, die together, and resume exactly."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash.checkpoint import list_checkpoints, read_state
+from dflash.errors import EXIT_INTERRUPTED, EXIT_NONFINITE, NonFiniteLimitError, RunStateError
+from dflash.train.outcome import error_of, read_exit
+from dflash.train.runs import prepare_run, read_data_pointer
+from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config
+from tests.support.trainer_process import (
+    KillAt,
+    end_of,
+    final_hashes,
+    live_steps,
+    log_lines,
+    numbers_of,
+    start_ranks,
+    train_to_end,
+    wait_until,
+)
+
+COMMON = ("train.epochs=6", "train.lr=0.003", "checkpoint.interval_steps=3")
+TWO = (*COMMON, "cluster.replicas=2", "train.accumulation_steps=2")
+ONE = (*COMMON, "train.accumulation_steps=4")
+SAMPLES = 40
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replicas")
+
+
+def new_run(root: Path, *overrides: str) -> TinyRun:
+    return build_tiny_run(root, samples=SAMPLES, overrides=overrides)
+
+
+def train_together(run: TinyRun) -> None:
+    codes = [end_of(process) for process in start_ranks(run)]
+    assert codes == [0] * run.config.cluster.replicas, run.paths.trainer_output.read_text()
+
+
+@pytest.fixture(scope="module")
+def two(root: Path) -> TinyRun:
+    run = new_run(root, *TWO)
+    train_together(run)
+    return run
+
+
+def assert_close(found: TinyRun, wanted: TinyRun, *, tolerance: float) -> None:
+    ours, theirs = live_steps(found.paths), live_steps(wanted.paths)
+    assert list(ours) == list(theirs)
+    for step, record in ours.items():
+        for field in ("ce", "objective", "grad_norm", "accuracy", "accepted_length", "coverage_frac", "lr"):
+            assert record[field] == pytest.approx(theirs[step][field], rel=tolerance, abs=tolerance), (step, field)
+        batches, others = record["micro_batches"], theirs[step]["micro_batches"]
+        assert [item["batch_id"] for item in batches] == [item["batch_id"] for item in others]
+        assert [item["n_tokens"] for item in batches] == [item["n_tokens"] for item in others]
+
+
+def test_two_replicas_train_as_one_with_the_same_global_batch(root: Path, two: TinyRun) -> None:
+    one = new_run(root, *ONE)
+    train_to_end(one)
+    assert len(live_steps(one.paths)) > 15
+    assert_close(two, one, tolerance=1e-6)
+
+
+def test_three_replicas_without_an_equal_share_of_the_last_step_train_as_one(root: Path) -> None:
+    three = new_run(root, *COMMON, "train.epochs=5", "cluster.replicas=3", "train.accumulation_steps=1")
+    one = new_run(root, *COMMON, "train.epochs=5", "train.accumulation_steps=3")
+    train_to_end(one)
+    last = live_steps(one.paths)[max(live_steps(one.paths))]
+    assert len(last["micro_batches"]) < 3, "the last step shall leave a rank without a batch"
+    train_together(three)
+    assert_close(three, one, tolerance=1e-6)
+
+
+def test_the_log_names_every_ranks_batches_and_waits_and_is_written_once(two: TinyRun) -> None:
+    steps = live_steps(two.paths)
+    assert [line["step"] for line in log_lines(two.paths) if line["kind"] == "step"] == list(range(len(steps)))
+    consumed: list[int] = []
+    for record in steps.values():
+        batches = record["micro_batches"]
+        assert [item["batch_id"] for item in batches] == sorted(item["batch_id"] for item in batches)
+        assert len(record["rank_wait_s"]) == len(record["target_depths"]) == 2
+        assert record["wait_time_s"] == max(record["rank_wait_s"])
+        per_rank = [sum(item["rank"] == rank for item in batches) for rank in (0, 1)]
+        assert max(per_rank) <= 2 and abs(per_rank[0] - per_rank[1]) <= 1
+        consumed += [item["batch_id"] for item in batches]
+    assert consumed == list(range(len(consumed)))
+    finish = log_lines(two.paths)[-1]
+    assert finish["event"] == "finish"
+    assert [word["batches"] for word in finish["details"]["replica_times"]] == [
+        sum(item["rank"] == rank for record in steps.values() for item in record["micro_batches"]) for rank in (0, 1)
+    ]
+    assert 0 < finish["details"]["stages"]["drafter"]["busy_frac"] <= 1
+    assert "CPU" in finish["details"]["advice"]
+
+
+@pytest.mark.parametrize(("rank", "operation"), [(0, "manifest"), (0, "rename")])
+def test_a_killed_rank_ends_the_others_and_the_resumed_run_is_exact(root: Path, two: TinyRun, rank: int, operation: str) -> None:
+    run = new_run(root, *TWO)
+    processes = start_ranks(run, kill_at=KillAt(operation, 3), kill_rank=rank)
+    codes = [end_of(process) for process in processes]
+    assert codes[rank] == -signal.SIGKILL
+    assert codes[1 - rank] not in (0, -signal.SIGKILL), "the other rank must notice by itself"
+    assert read_exit(run.paths, segment=0) is None, "a lost rank is a crash, which the supervisor may mend"
+    train_together(run)
+    assert_same(run, two)
+
+
+def assert_same(run: TinyRun, wanted: TinyRun) -> None:
+    steps = len(live_steps(wanted.paths))
+    assert numbers_of(run.paths) == numbers_of(wanted.paths)
+    assert final_hashes(run.paths, steps) == final_hashes(wanted.paths, steps)
+
+
+def test_a_rank_killed_between_steps_ends_the_others_and_the_resumed_run_is_exact(root: Path, two: TinyRun) -> None:
+    run = new_run(root, *TWO)
+    processes = start_ranks(run)
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 7 for line in log_lines(run.paths)), process=processes[0])
+    os.kill(processes[1].pid or 0, signal.SIGKILL)
+    assert end_of(processes[1]) == -signal.SIGKILL
+    assert end_of(processes[0]) not in (0, -signal.SIGKILL)
+    train_together(run)
+    assert_same(run, two)
+
+
+def test_a_stop_of_one_rank_stops_all_after_the_same_step_with_the_state_saved(root: Path, two: TinyRun) -> None:
+    run = new_run(root, *TWO)
+    processes = start_ranks(run)
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 4 for line in log_lines(run.paths)), process=processes[0])
+    os.kill(processes[1].pid or 0, signal.SIGTERM)
+    assert [end_of(process) for process in processes] == [EXIT_INTERRUPTED] * 2
+    stopped = next(line["step"] for line in log_lines(run.paths) if line.get("event") == "stop_requested")
+    assert max(list_checkpoints(run.paths.checkpoints_dir)) == stopped == max(live_steps(run.paths)) + 1
+    train_together(run)
+    assert_same(run, two)
+
+
+def test_another_number_of_targets_gives_the_same_training(root: Path, two: TinyRun) -> None:
+    run = new_run(root, *TWO)
+    for process in start_ranks(run, kill_at=KillAt("manifest", 3)):
+        assert end_of(process) != 0
+    changed = rewrite_config(run, overrides=["cluster.targets_per_replica=2", "train.queues.feature_bytes=1"])
+    train_together(changed)
+    assert_same(changed, two)
+    assert {len(record["target_depths"]) for record in live_steps(run.paths).values()} == {2, 4}
+
+
+def test_another_number_of_replicas_is_refused_with_the_difference(two: TinyRun) -> None:
+    before: dict[str, Any] = two.config.model_dump()
+    cluster = two.config.cluster.model_copy(update={"replicas": 4})
+    pointer = read_data_pointer(two.paths)
+    with pytest.raises(RunStateError, match=r"cluster.replicas: 2 -> 4"):
+        prepare_run(
+            two.config.model_copy(update={"cluster": cluster}),
+            two.paths,
+            location=pointer.location,
+            fingerprint=pointer.fingerprint,
+        )
+    assert two.config.model_dump() == before
+
+
+def test_one_ranks_non_finite_loss_is_skipped_by_all_and_ends_all_at_the_limit(root: Path) -> None:
+    # A learning rate that no run survives: the losses overflow on whatever rank comes first.
+    run = new_run(root, *TWO, "train.lr=1e30", "train.warmup_frac=0.0", "train.clip_norm=1e30")
+    assert [end_of(process) for process in start_ranks(run)] == [EXIT_NONFINITE] * 2
+    told = read_exit(run.paths, segment=0)
+    assert told is not None
+    assert isinstance(error_of(told), NonFiniteLimitError)
+    skipped = [record for record in live_steps(run.paths).values() if record["skipped"]]
+    assert len(skipped) == run.config.train.max_nonfinite_in_row
+    assert all(math.isfinite(item["accepted_sum"]) for record in skipped for item in record["micro_batches"])
+    assert len(max((record["micro_batches"] for record in skipped), key=len)) == 4
+
+
+def test_the_last_state_counts_the_steps_of_all_ranks(two: TinyRun) -> None:
+    steps = len(live_steps(two.paths))
+    state = read_state(two.paths.checkpoint(steps))
+    assert (state.step, state.total_steps) == (steps, steps)
+
+
+def test_a_rank_that_stalls_is_given_up_after_the_timeout(root: Path) -> None:
+    run = new_run(root, *TWO, "train.epochs=2000", "cluster.collective_timeout_s=15")
+    processes = start_ranks(run)
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 3 for line in log_lines(run.paths)), process=processes[0])
+    os.kill(processes[1].pid or 0, signal.SIGSTOP)
+    try:
+        assert end_of(processes[0]) not in (0, -signal.SIGKILL)
+    finally:
+        os.kill(processes[1].pid or 0, signal.SIGKILL)
+    assert end_of(processes[1]) == -signal.SIGKILL
+    assert read_exit(run.paths, segment=0) is None, "a crash, which the supervisor may mend"
