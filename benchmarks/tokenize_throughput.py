@@ -30,7 +30,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from benchmarks.chat_corpus import write_chats
 from benchmarks.lengths import PEER_VARIABLE, peer_python
-from benchmarks.report import ROOT, benchmark_parser, publish
+from benchmarks.report import RESULTS, ROOT, benchmark_parser, publish
 from benchmarks.tokenize_build import EDGES, SMOLLM2, build_config
 from dflash.data.formats import read_raw_batches
 from dflash.data.prepare import load_data, plan_build
@@ -43,18 +43,29 @@ NAME = "tokenize_throughput"
 
 def main() -> int:
     """Run the benchmark; see `--help`."""
-    arguments = benchmark_parser(__doc__ or "").parse_args()
-    quick = arguments.quick
+    parser = benchmark_parser(__doc__ or "")
+    parser.add_argument("--only", choices=("throughput", "memory", "kills"), help="measure this part, keep the others as stored")
+    arguments = parser.parse_args()
+    quick, only = arguments.quick, arguments.only
+    figures = _stored() if only else {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        figures = _throughput(folder, parts=1 if quick else 4, chats=400 if quick else 1000, rounds=3 if quick else 6)
-        _show(figures)
-        for count in (1000, 4000) if quick else (10_000, 1_000_000):
-            figures |= _show(_memory(folder / str(count), count, workers=1))
-        figures |= _show(_memory(folder / "two", 1000 if quick else 100_000, workers=2))
-        figures |= _show(_kills(folder / "kills", kills=2 if quick else 20))
+        if only in (None, "throughput"):
+            figures |= _show(_throughput(folder, parts=1 if quick else 4, chats=400 if quick else 1000, rounds=3 if quick else 6))
+        if only in (None, "memory"):
+            for count in (1000, 4000) if quick else (10_000, 1_000_000):
+                figures |= _show(_memory(folder / str(count), count, workers=1))
+            figures |= _show(_memory(folder / "two", 1000 if quick else 100_000, workers=2))
+        if only in (None, "kills"):
+            figures |= _show(_kills(folder / "kills", kills=2 if quick else 20))
     publish(NAME, figures, arguments)
     return 0
+
+
+def _stored() -> dict[str, Any]:
+    """Figures of the last full run; none if there is none."""
+    file = RESULTS / f"{NAME}.json"
+    return dict(json.loads(file.read_text(encoding="utf-8"))["figures"]) if file.is_file() else {}
 
 
 def _show(figures: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class RiseConfig(Section):
     )
     confirm_steps: int = Field(50, ge=1, description="Steps from the onset on after which a rise must still be there.")
     confirm_points: int = Field(24, ge=3, description="Newest points whose median confirms it ...")
-    confirm_z: float = Field(2.0, gt=0, description="... in deviations ...")
+    confirm_z: float = Field(2.5, gt=0, description="... in deviations ...")
     confirm_grad_z: float = Field(4.0, gt=0, description="A gradient outlier this far out, a step or two before, dates the onset.")
     min_rise_frac: float = Field(0.15, gt=0, description="... and as a share of the loss: smaller settled rises damage nothing.")
     divergence_points: int = Field(100, ge=10, description="Points of a bucket whose median is compared with its best.")

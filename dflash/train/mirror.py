@@ -64,6 +64,9 @@ class Mirror:
             done = self._changed.wait_for(lambda: self._wanted == self._copied, timeout=timeout_s)
             self._closing = True
             self._changed.notify_all()
+        if not done:
+            # The first try may not even have failed yet: whoever reads the file must not take silence for success.
+            self._report(error=f"step-{self._wanted} was not in the store when the run ended")
         return done
 
     def _run(self) -> None:

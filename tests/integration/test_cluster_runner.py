@@ -127,6 +127,7 @@ def cluster(remote: str) -> Iterator[Any]:
 
 
 @needs("prefect_dask", "dask")
+@pytest.mark.full
 def test_a_worker_that_is_killed_midway_costs_nothing_but_time(
     remote: str, sources: str, local: dict[str, bytes], tmp_path: Path, cluster: Any
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_worker_that_is_killed_midway_costs_nothing_but_time(
 
 
 @needs("prefect_dask", "dask")
+@pytest.mark.full
 def test_workers_let_a_server_answer(sources: str, tmp_path: Path, cluster: Any) -> None:
     target = TargetConfig(mask_token="<|mask|>")
     tokenizer = load_tokenizer(target)

@@ -72,6 +72,7 @@ def test_two_replicas_train_as_one_with_the_same_global_batch(root: Path, two: T
     assert_close(two, one, tolerance=1e-6)
 
 
+@pytest.mark.full
 def test_three_replicas_without_an_equal_share_of_the_last_step_train_as_one(root: Path) -> None:
     three = new_run(root, *COMMON, "train.epochs=5", "cluster.replicas=3", "train.accumulation_steps=1")
     one = new_run(root, *COMMON, "train.epochs=5", "train.accumulation_steps=3")
@@ -188,6 +189,7 @@ def test_the_last_state_counts_the_steps_of_all_ranks(two: TinyRun) -> None:
     assert (state.step, state.total_steps) == (steps, steps)
 
 
+@pytest.mark.full
 def test_a_rank_that_stalls_is_given_up_after_the_timeout(root: Path) -> None:
     run = new_run(root, *TWO, "train.epochs=2000", "cluster.collective_timeout_s=15")
     processes = start_ranks(run)

@@ -115,7 +115,9 @@ def rollbacks_of(paths: RunPaths) -> list[RollbackEntry]:
     return [line for line in read_ledger(paths.ledger) if isinstance(line, RollbackEntry)]
 
 
-@pytest.mark.parametrize("limit", [3, 50], ids=["the trainer gives up", "the trainer goes on skipping"])
+@pytest.mark.parametrize(
+    "limit", [3, pytest.param(50, marks=pytest.mark.full)], ids=["the trainer gives up", "the trainer goes on skipping"]
+)
 def test_a_run_that_meets_bad_data_goes_back_leaves_it_out_and_finishes(tmp_path: Path, limit: int) -> None:
     paths = prepare(tmp_path, settings=(f"train.max_nonfinite_in_row={limit}",))
     outcome = train_stage(reopen_run(paths.root), on_progress=lambda _progress: None)

@@ -99,6 +99,7 @@ def test_skipped_batches_are_never_consumed_and_the_rate_is_warmed_up_again(root
     assert watch(run, lambda: pytest.fail("a finished run starts no trainer")).steps == outcome.steps
 
 
+@pytest.mark.full
 def test_a_trainer_killed_after_the_rollback_still_leaves_the_batches_out(root: Path) -> None:
     run = build_tiny_run(root, overrides=LONG)
     asker = AskOnce(run, target=10, skip=((24, 31),))

@@ -93,7 +93,18 @@ def test_killing_a_rank_and_then_torchrun_restarts_all_ranks_and_the_end_is_the_
     assert not list(run.paths.control_dir.glob("rendezvous*"))
 
 
-@pytest.mark.parametrize("victim", ["trainer", "trainer-1", "torchrun", "supervisor"])
+IN_FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("trainer", marks=IN_FULL),
+        pytest.param("trainer-1", marks=IN_FULL),
+        pytest.param("torchrun", marks=IN_FULL),
+        "supervisor",
+    ],
+)
 def test_no_orphan_remains_ten_seconds_after_any_process_was_killed(root: Path, victim: str) -> None:
     run = build_tiny_run(root, overrides=[*LONG, "train.epochs=2000", "train.max_restarts=0"])
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(run.paths.root)], stderr=subprocess.DEVNULL)
@@ -146,6 +157,7 @@ def namespaces_work() -> bool:
         return False
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not namespaces_work(), reason="network namespaces (ip netns) are not allowed on this machine")
 def test_two_machines_train_as_one_and_survive_the_loss_of_a_rank(root: Path, reference: TinyRun) -> None:
     with two_machines() as (first, second):

@@ -105,7 +105,8 @@ def _step(rng: np.random.Generator, *, step: int, bucket: int, lr: float, steps:
         segment=0, step=step, wall_time_s=START_S + STEP_S * (step + 1), mono_time_s=STEP_S * (step + 1), ce=loss, objective=loss,
         accuracy=accuracy, accepted_length=2.0 * accuracy, coverage_frac=1.0, grad_norm=grad_norm,
         clip_coef=min(1.0, 1.0 / grad_norm), lr=lr, warmup_factor=1.0, skipped=False, nonfinite=(),
-        micro_batches=(micro,), plan_position=step, padding_frac=0.03, step_time_s=STEP_S, wait_time_s=0.01, tokens_per_s=n_tokens / STEP_S, ready_depth=ready,
+        micro_batches=(micro,), plan_position=step, padding_frac=0.03, step_time_s=STEP_S, wait_time_s=0.01,
+        tokens_per_s=n_tokens / STEP_S, ready_depth=ready,
         feature_depth=min(step, 8, steps - step - 1), target_depths=(step + 4,),
     )  # fmt: skip
 

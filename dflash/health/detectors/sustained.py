@@ -24,6 +24,7 @@ from dflash.health.lines import StepLine
 
 _LEAST_Z = -3.0
 _CEILING = 3.0  # times the limit: a sum without a ceiling would take forever to come down
+_PATIENCE = 6  # times `confirm_steps`: an older suspicion that was never confirmed is dropped
 _PATH_POINTS = 256
 _ONSET_Z, _ONSET_CLIP = 1.0, 3.0  # a point this far up speaks for the rise having begun, and none for more than this
 _LOW_Z = 0.5  # the lowest three tenths may lie this much lower than the median: hard batches fill a half, not seven tenths
@@ -79,7 +80,9 @@ class SustainedRise(Detector):
             if memory.score == 0.0 and judged.z <= rise.cusum_drift and judged.level.lowest == judged.level.median:
                 continue
             self._add(judged, record.step)
-        if memory.score > rise.cusum_limit and len(memory.path) >= rise.confirm_points:
+        if memory.score > 0.0 and memory.alarm is None and record.step - memory.first_step > _PATIENCE * rise.confirm_steps:
+            self._reset(record.step)  # a reference frozen on an unlucky low: what rises slower than this is divergence
+        elif memory.score > rise.cusum_limit and len(memory.path) >= rise.confirm_points:
             self._confirm(record, context)
 
     def _add(self, judged: Judged, step: int) -> None:

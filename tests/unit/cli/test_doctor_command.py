@@ -22,7 +22,7 @@ def test_the_demo_is_examined_and_nothing_is_left_behind(tmp_path: Path, capsys:
     assert all(check["message"] for check in checks.values())
     assert list(tmp_path.iterdir()) == []
     assert main(command) == EXIT_OK
-    out = capsys.readouterr().out
+    out = capsys.readouterr().out.replace(str(tmp_path), "DIR")  # one word, however long this machine makes it
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "-> prepare one" in out
 
