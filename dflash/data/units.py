@@ -194,12 +194,17 @@ def _tokenized(
             edges=edges,
             recipe_fingerprint=recipe.fingerprint,
             data=data,
-            progress=progress,
+            # Where the target answers, its own progress is the one that tells how long it takes.
+            progress=progress if answering is None else _silent,
         )
     uri = spec.source.uri
     if uri is not None and describe_file(uri).sha256 != spec.source.sha256:
         raise StorageError(f"{uri} changed while it was read", remedy="prepare the data again when nobody writes the file")
     return record
+
+
+def _silent(_label: str, _done: int, _total: int) -> None:
+    """Someone else reports."""
 
 
 def _dealt_out(spec: UnitSpec, staged: UnitRecord, *, job: BuildJob, edges: Sequence[int], progress: Progress) -> UnitRecord | None:
