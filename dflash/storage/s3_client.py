@@ -11,8 +11,10 @@ use, never inherited through a fork; no message holds a secret.
 from __future__ import annotations
 
 import os
+import random
 import re
 import threading
+import time
 from typing import Any
 
 from dflash.errors import StorageError
@@ -26,6 +28,8 @@ CONNECT_TIMEOUT_ENV = "DFLASH_S3_CONNECT_TIMEOUT_S"
 READ_TIMEOUT_ENV = "DFLASH_S3_READ_TIMEOUT_S"
 
 _POOL_CONNECTIONS = 32
+_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 5.0
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _lock = threading.Lock()
 _client: tuple[int, Any] | None = None
@@ -132,6 +136,11 @@ def _seconds(name: str, otherwise: float) -> float:
     if not 0 < value < float("inf"):
         raise StorageError(f"{name} is {text!r}", remedy="set it to a number of seconds above 0")
     return value
+
+
+def pause_after(failures: int) -> None:
+    """Wait before the next try: longer after each failure, and not in step with others who failed at the same moment."""
+    time.sleep(random.uniform(0.5, 1.0) * min(_MAX_BACKOFF_S, _BACKOFF_S * 2**failures))
 
 
 def _environment_key() -> int:

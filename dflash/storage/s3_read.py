@@ -7,15 +7,13 @@ continued from its last byte (of the same version of the object: the entity tag 
 from __future__ import annotations
 
 import io
-import random
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, BinaryIO, cast
 
 from dflash.errors import StorageError
 from dflash.storage.local import HASH_CHUNK_BYTES
-from dflash.storage.s3_client import s3_client, s3_errors, status_of, storage_error
+from dflash.storage.s3_client import pause_after, s3_client, s3_errors, status_of, storage_error
 
 MAX_RESUMES = 5
 """Times in a row that a body may break off before it has brought SOME_PROGRESS_BYTES."""
@@ -26,8 +24,6 @@ FIRST_READ_AHEAD_BYTES = 256 * 1024
 LAST_READ_AHEAD_BYTES = 8 * 2**20
 """Read-ahead of a file doubles between these while it is read in order: random access stays cheap, a scan needs few requests."""
 
-_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 5.0
 _BUFFER_BYTES = 64 * 1024
 
 
@@ -100,7 +96,7 @@ def object_chunks(bucket: str, key: str, *, start: int, length: int | None, tag:
             failures = 1 if position - began_at >= SOME_PROGRESS_BYTES else failures + 1
             if failures > MAX_RESUMES:
                 raise storage_error("read", uri, broken or OSError(f"the answers end at byte {position} of {end}")) from broken
-            _pause(failures)
+            pause_after(failures)
 
 
 def _get(bucket: str, key: str, *, start: int, end: int | None, tag: str | None) -> Any:
@@ -119,10 +115,6 @@ def _get(bucket: str, key: str, *, start: int, end: int | None, tag: str | None)
         if status_of(error) == 412:
             raise StorageError(f"{uri} was replaced while it was read", remedy="read it again") from error
         raise storage_error("read", uri, error) from error
-
-
-def _pause(failures: int) -> None:
-    time.sleep(random.uniform(0.5, 1.0) * min(_MAX_BACKOFF_S, _BACKOFF_S * 2**failures))
 
 
 def open_object(bucket: str, key: str) -> BinaryIO:

@@ -9,9 +9,7 @@ the object that it just wrote; the token tells this from another writer's object
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash.errors import StorageError
-from dflash.storage.s3_client import s3_client, s3_errors, status_of, storage_error
+from dflash.storage.s3_client import pause_after, s3_client, s3_errors, status_of, storage_error
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ def _commit(put: Callable[[dict[str, Any], dict[str, str]], None], bucket: str, 
                 return True
             # 409: another conditional request on this name is in progress, or the object is being deleted.
             if only_if_absent and status_of(error) == 409 and attempt < _CONFLICT_TRIES:
-                time.sleep(random.uniform(0.5, 1.0) * 0.1 * 2**attempt)
+                pause_after(attempt)
                 continue
             raise storage_error("write", f"s3://{bucket}/{key}", error) from error
         return True

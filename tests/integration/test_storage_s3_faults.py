@@ -34,7 +34,7 @@ def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProx
         point_to(monkeypatch, proxy.url)
         monkeypatch.setenv(s3_client.READ_TIMEOUT_ENV, "0.4")
         monkeypatch.setenv(s3_client.CONNECT_TIMEOUT_ENV, "0.4")
-        monkeypatch.setattr(s3_read, "_BACKOFF_S", 0.001)
+        monkeypatch.setattr(s3_client, "_BACKOFF_S", 0.001)
         monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0.01)
         yield proxy
 

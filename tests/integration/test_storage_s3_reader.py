@@ -15,7 +15,7 @@ from dflash.data.columns import TokenizedSample
 from dflash.data.reader import Batch, SampleStore, collate, read_batches
 from dflash.errors import DataError, StorageError
 from dflash.records import DataManifest, PlannedBatch
-from dflash.storage import open_store, s3_client, s3_read
+from dflash.storage import open_store, s3_client
 from tests.support.data_sets import write_samples
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.s3_server import BUCKET, point_to, s3_server
@@ -34,7 +34,7 @@ def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProx
     with FaultyProxy(endpoint) as proxy:
         point_to(monkeypatch, proxy.url)
         monkeypatch.setenv(s3_client.READ_TIMEOUT_ENV, "2")
-        monkeypatch.setattr(s3_read, "_BACKOFF_S", 0.001)
+        monkeypatch.setattr(s3_client, "_BACKOFF_S", 0.001)
         yield proxy
 
 
