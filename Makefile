@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
 
-.PHONY: help setup demo test test-full lint format types ui ui-down docs clean lock bench-peers
+.PHONY: help setup demo test test-full lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,8 +59,20 @@ ui: $(STAMP) ## Prefect and MLflow user interfaces on 127.0.0.1
 ui-down: ## stop what `make ui` started
 	infra/local/down
 
+automations: $(STAMP) ## install (or bring up to date) the automations on the Prefect server
+	$(BIN)/python -m flows.automations
+
+# FAULT: nan, explosion, ramp, bad-resume, hung-save, killed-worker, corrupt-checkpoint, save-artefact, or all.
+FAULT ?= nan
+drill: $(STAMP) ## plant a fault in a demo training on real servers and judge what happens (FAULT=nan)
+	@$(BIN)/python -m flows.drill --fault $(FAULT)
+
 docs: $(STAMP) ## regenerate the generated pages
 	$(BIN)/python -m dflash config reference --output docs/configuration.md
+
+# CHECK="--device cpu --tiny" walks every path that a CPU has; CHECK="--only staging" takes some.
+gpu-check: $(STAMP) ## every path that only a GPU has, on one GPU (under 8 minutes; skips without one)
+	$(BIN)/python benchmarks/gpu_check.py $(CHECK)
 
 bench-peers: .venv-peers/.installed ## environment of the peers that benchmarks compare with (once, about 1 GB)
 

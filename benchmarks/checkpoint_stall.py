@@ -77,7 +77,14 @@ def _writer(directory: Path, clock: SaveClock) -> CheckpointWriter:
     def defect(error: BaseException) -> None:
         raise error
 
-    hooks = WriterHooks(before_commit=lambda: None, on_event=clock.on_event, on_defect=defect, on_operation=lambda _name: None)
+    hooks = WriterHooks(
+        before_snapshot=lambda: None,
+        whole=lambda tensor: tensor,
+        before_commit=lambda: None,
+        on_event=clock.on_event,
+        on_defect=defect,
+        on_operation=lambda _name: None,
+    )
     rule = CheckpointConfig()
     return CheckpointWriter(directory, identity=IDENTITY, drafter=weights, optimizer=moments, rule=rule, hooks=hooks)
 

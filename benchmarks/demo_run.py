@@ -1,23 +1,34 @@
-"""What the whole demo costs after installation: wall time, memory of all its processes, and what it reaches.
+"""What the whole demo costs after installation: wall time, time to the first step, memory, logging, and what it reaches.
 
 Runs `python -m flows.train --config configs/demo.yaml` in an empty run root, without any PREFECT_* or MLFLOW_* variable and
-with an empty PREFECT_HOME, and samples the proportional set size (shared pages counted once) of the whole process tree.
+with an empty PREFECT_HOME, and samples the proportional set size (shared pages counted once) of the whole process tree. The time
+to the first step is given from the start of the training (its supervisor takes the run's lock: a new process, the target, the
+drafter, the reader and the first features follow) and from the start of the whole program (data, answers and plan before that).
+Logging is what it takes (CPU time, its thread included) to make the records of this very run again from their numbers and to write
+them, against the run's own median step.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from benchmarks.report import ROOT, benchmark_parser, publish
+from dflash.records import RunPaths, StepRecord, from_json
 from dflash.stages import list_runs, load_summary
+from dflash.train.metrics import BatchFacts, RankReport, StepContext, step_record
+from dflash.train.run_log import RunLog
+from dflash.train.step import Sums, Update
 
 NAME = "demo_run"
 SAMPLE_EVERY_S = 1.0
@@ -34,12 +45,19 @@ def main() -> int:
     """Run the benchmark; see `--help`."""
     arguments = benchmark_parser(__doc__ or "").parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        started_s = time.monotonic()
+        started_s, started_at_s = time.monotonic(), time.time()
         peak_bytes = _run(Path(folder), QUICK if arguments.quick else ())
         wall_s = time.monotonic() - started_s
-        summary = load_summary(list_runs(Path(folder) / "runs")[-1])
+        paths = RunPaths(list_runs(Path(folder) / "runs")[-1])
+        summary = load_summary(paths.root)
+        first_step_at_s = _first_step_at_s(paths)
+        log_frac = _logging_frac(paths, Path(folder) / "log.jsonl")
+        training_at_s = paths.lock.stat().st_mtime  # made by the supervisor, and never written to
     figures: dict[str, Any] = {
         "wall_s": round(wall_s, 1),
+        "training_to_first_step_s": round(first_step_at_s - training_at_s, 1),
+        "program_to_first_step_s": round(first_step_at_s - started_at_s, 1),
+        "log_and_metrics_frac_of_step": round(log_frac, 5),
         "peak_memory_gib": round(peak_bytes / 2**30, 2),
         "acceptance_length": summary.acceptance_length,
         "acceptance_length_untrained": summary.acceptance_length_untrained,
@@ -55,6 +73,48 @@ def main() -> int:
     }
     publish(NAME, figures, arguments)
     return 0
+
+
+def _steps(paths: RunPaths) -> list[StepRecord]:
+    lines = paths.log.read_bytes().splitlines()
+    return [from_json(StepRecord, line, origin="log") for line in lines if msgspec.json.decode(line)["kind"] == "step"]
+
+
+def _first_step_at_s(paths: RunPaths) -> float:
+    """Wall time at which the first update was done."""
+    return _steps(paths)[0].wall_time_s
+
+
+def _logging_frac(paths: RunPaths, path: Path) -> float:
+    """CPU time of one record and its writing over the median step."""
+    records = _steps(paths)
+    parts = [_parts(record) for record in records]
+    log = RunLog(path, segment=0, capacity_records=len(records), heartbeat_s=60.0, on_defect=_fail)
+    began_s = time.process_time()
+    for context, update, report in parts:
+        log.step(step_record(context, update, [report]))
+    log.close()
+    spent_s = time.process_time() - began_s
+    return spent_s / len(records) / statistics.median(record.step_time_s for record in records)
+
+
+def _parts(record: StepRecord) -> tuple[StepContext, Update, RankReport]:
+    """What the trainer made a record from."""
+    numbers = [asdict(micro) for micro in record.micro_batches]
+    sums = tuple(Sums(**{field.name: micro[field.name] for field in fields(Sums)}) for micro in numbers)
+    facts = tuple(BatchFacts(**{field.name: micro[field.name] for field in fields(BatchFacts)}) for micro in numbers)
+    context = StepContext(**{field.name: getattr(record, field.name) for field in fields(StepContext)})
+    norm, coef = (float("nan") if value is None else value for value in (record.grad_norm, record.clip_coef))
+    update = Update(sums=sums, grad_norm=norm, clip_coef=coef, nonfinite=record.nonfinite, over_limit=False)
+    depths = (record.ready_depth, record.feature_depth)
+    report = RankReport(
+        batches=facts, wait_time_s=record.wait_time_s, depths=depths, finished=record.target_depths, stop=False
+    )  # fmt: skip
+    return context, update, report
+
+
+def _fail(error: BaseException) -> None:
+    raise error
 
 
 def _run(folder: Path, overrides: tuple[str, ...]) -> int:

@@ -19,6 +19,7 @@ from benchmarks.health.labels import Label
 from benchmarks.health.runs import SAVE_INTERVAL, items_of
 from benchmarks.health.score import Score, score_run
 from benchmarks.health.watch import Watched, watch
+from benchmarks.health.windowed import score_windowed, watch_windowed
 from benchmarks.report import benchmark_parser, publish
 from dflash.config import Config
 
@@ -75,9 +76,13 @@ def _run(arguments: argparse.Namespace) -> tuple[Scores, Rules]:
 
 def _judge(cell: Cell, config: Config, scores: Scores, rules: Rules, *, verbose: bool) -> Score:
     run, label, seed = build(cell, config)
-    watched = watch(items_of(run, seed=seed), config, saves=SAVES, positions_per_step=cell.mix.micro_batches)
-    score = score_run(label, watched, saves=SAVES, soak_steps=config.checkpoint.soak_steps, interleaved=cell.interleaved)
-    scores["clean" if label is None else label.kind].add(score)
+    if cell.windowed:
+        watched = watch_windowed(run, config)
+        score = score_windowed(label, watched)
+    else:
+        watched = watch(items_of(run, seed=seed), config, saves=SAVES, positions_per_step=cell.mix.micro_batches)
+        score = score_run(label, watched, saves=SAVES, soak_steps=config.checkpoint.soak_steps, interleaved=cell.interleaved)
+    scores[("windowed: " if cell.windowed else "") + ("clean" if label is None else label.kind)].add(score)
     for name, rows in fired(run).items():
         add(rules[name], rows, label)
     if verbose and not score.is_right():

@@ -1,4 +1,4 @@
-"""Finished runs side by side."""
+"""Runs side by side: whether one is better, and what was different."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tasks.policies import show_library_log
 
 @flow(name="compare", flow_run_name=flow_run_name, retries=0, persist_result=False, on_running=[show_library_log])
 def compare(run_dirs: RunPaths) -> str:
-    """One table of several finished runs: acceptance, speed-up, padding, health.
+    """Compare trained runs: verdict with its statistic, curves by tokens seen, acceptance, differences, segments.
 
     Args:
-        run_dirs: folders of finished runs, e.g. `runs/demo-001`.
+        run_dirs: folders of two or more runs, e.g. `runs/demo-001`; the first is the reference.
     """
     return compare_runs(run_dirs)
 
 
 def main() -> int:
     """Command line of the flow; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Compare finished runs.")
-    parser.add_argument("run_dirs", nargs="+", help="folders of finished runs")
+    parser = argparse.ArgumentParser(description="Compare trained runs.")
+    parser.add_argument("run_dirs", nargs="+", help="folders of two or more runs; the first is the reference")
     arguments = parser.parse_args()
     return run_program(lambda: print(compare(arguments.run_dirs)), check=lambda: None)
 

@@ -1,4 +1,7 @@
-"""The health check: runs that are being trained are judged, and a decision becomes a request to the supervisor."""
+"""The health check: runs that are being trained are judged, and a decision becomes a request to the supervisor.
+
+A run whose flow has died without a word is brought back first: nobody else would.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,24 @@ from prefect import flow
 
 from dflash.records import HealthReport
 from flows.parameters import ConfigPath, Overrides, RunFolder, check, command_line, flow_run_name
-from tasks.check_health import check_health, find_live_runs, require_healthy
+from tasks.check_health import check_health, find_live_runs, require_healthy, revive_runs
+from tasks.code_version import code_version
 from tasks.local import run_program
 from tasks.policies import show_library_log
 
 
-@flow(name="health-check", flow_run_name=flow_run_name, retries=0, persist_result=False, on_running=[show_library_log])
+@flow(
+    name="health-check",
+    version=code_version(),
+    flow_run_name=flow_run_name,
+    retries=0,
+    persist_result=False,
+    on_running=[show_library_log],
+)
 def health_check(
     config: ConfigPath, overrides: Overrides | None = None, run: RunFolder | None = None, act: bool = True
 ) -> list[HealthReport]:
-    """Judge every run of a configuration that is being trained right now; fail if one of them is unhealthy.
+    """Bring back what has died, judge every run of a configuration that is being trained; fail if one of them is unhealthy.
 
     Args:
         config: configuration file; its `run.root` and `run.name` say which runs are looked at.
@@ -25,9 +36,10 @@ def health_check(
         run: one run's folder name, looked at whether it is being trained or not.
         act: ask the supervisor to carry out what the check decides.
     """
+    revivals = revive_runs(config, overrides=overrides or [], run=run) if act else []
     runs = find_live_runs(config, overrides=overrides or [], run=run)
     reports = [check_health(run_dir, act=act, ended=None) for run_dir in runs]
-    require_healthy(reports)
+    require_healthy(reports, revivals)
     return reports
 
 

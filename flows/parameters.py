@@ -21,7 +21,7 @@ Overrides = Annotated[list[Override], Field(description="Dotted assignments, e.g
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name instead of the configured `run.name`.")]
 RunFolder = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="A run's folder name, e.g. `demo-001`.")]
 RunPath = Annotated[str, Field(min_length=1, description="A run's folder, relative to the checkout.")]
-RunPaths = Annotated[list[RunPath], Field(min_length=1)]
+RunPaths = Annotated[list[RunPath], Field(min_length=2)]
 
 
 def flow_run_name() -> str:

@@ -7,6 +7,8 @@ import sys
 from prefect import flow
 
 from flows.parameters import ConfigPath, Overrides, RunName, check, command_line, flow_run_name
+from tasks.attempt import working_on
+from tasks.code_version import code_version
 from tasks.local import run_program
 from tasks.open_run import begin_run
 from tasks.plan_batches import plan_batches
@@ -14,7 +16,14 @@ from tasks.policies import show_library_log
 from tasks.prepare_data import prepare_data
 
 
-@flow(name="prepare-data", flow_run_name=flow_run_name, retries=0, persist_result=False, on_running=[show_library_log])
+@flow(
+    name="prepare-data",
+    version=code_version(),
+    flow_run_name=flow_run_name,
+    retries=0,
+    persist_result=False,
+    on_running=[show_library_log],
+)
 def prepare(config: ConfigPath, overrides: Overrides | None = None, run_name: RunName | None = None) -> str:
     """Build the data set and the batch plan of a run; training continues in the same folder. Returns the folder.
 
@@ -24,7 +33,8 @@ def prepare(config: ConfigPath, overrides: Overrides | None = None, run_name: Ru
         run_name: name instead of the configured one.
     """
     run_dir = begin_run(config, overrides=overrides or [], run_name=run_name)
-    plan_batches(run_dir, prepare_data(run_dir))
+    with working_on(run_dir):
+        plan_batches(run_dir, prepare_data(run_dir))
     return run_dir
 
 

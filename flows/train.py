@@ -12,10 +12,13 @@ from prefect import flow
 
 from dflash.records import RunSummary
 from flows.parameters import ConfigPath, Overrides, RunName, check, command_line, flow_run_name
+from tasks.attempt import working_on
 from tasks.check_health import check_health, require_healthy
+from tasks.code_version import code_version
 from tasks.evaluate_drafter import evaluate_drafter
 from tasks.local import run_program
 from tasks.open_run import begin_run
+from tasks.own_state import stay_cancelled
 from tasks.plan_batches import plan_batches
 from tasks.policies import show_library_log
 from tasks.prepare_data import prepare_data
@@ -24,7 +27,15 @@ from tasks.summarise_run import closing_table, summarise_run
 from tasks.train_drafter import train_drafter
 
 
-@flow(name="train", flow_run_name=flow_run_name, retries=0, persist_result=False, on_running=[show_library_log])
+@flow(
+    name="train",
+    version=code_version(),
+    flow_run_name=flow_run_name,
+    retries=0,
+    persist_result=False,
+    on_running=[show_library_log],
+    on_failure=[stay_cancelled],
+)
 def train(config: ConfigPath, overrides: Overrides | None = None, run_name: RunName | None = None) -> RunSummary:
     """Examine, prepare data, plan batches, train a drafter, evaluate it before and after, judge the run, sum it up.
 
@@ -34,15 +45,16 @@ def train(config: ConfigPath, overrides: Overrides | None = None, run_name: RunN
         run_name: name instead of the configured one.
     """
     run_dir = begin_run(config, overrides=overrides or [], run_name=run_name)
-    run_doctor(run_dir, part="start")
-    plan_batches(run_dir, prepare_data(run_dir))
-    run_doctor(run_dir, part="data")
-    train_drafter(run_dir)
-    evaluate_drafter(run_dir)
-    health = check_health(run_dir, act=False, ended=True)
-    summary = summarise_run(run_dir)
-    print(closing_table(run_dir, summary), flush=True)
-    require_healthy([health])
+    with working_on(run_dir):
+        run_doctor(run_dir, part="start")
+        plan_batches(run_dir, prepare_data(run_dir))
+        run_doctor(run_dir, part="data")
+        train_drafter(run_dir)
+        evaluate_drafter(run_dir)
+        health = check_health(run_dir, act=False, ended=True)
+        summary = summarise_run(run_dir)
+        print(closing_table(run_dir, summary), flush=True)
+        require_healthy([health])
     return summary
 
 

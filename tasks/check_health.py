@@ -10,10 +10,13 @@ from prefect import task
 from dflash.config import load_config
 from dflash.errors import UnhealthyError
 from dflash.records import HealthReport, RunPaths
-from dflash.stages import health_pictures, health_stage, list_runs
+from dflash.stages import Revival, health_pictures, health_stage, list_runs, revive_stage
+from dflash.train.attempts import attempts
 from dflash.train.runs import run_is_live
+from tasks.events import decision_event, died_event
+from tasks.flow_runs import PrefectFlowRuns
 from tasks.policies import NEVER_CACHED, SHORT_TIMEOUT_S, is_transient
-from tasks.reporting import markdown, picture
+from tasks.reporting import markdown, picture, table
 
 
 @task(name="find-live-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
@@ -22,8 +25,29 @@ def find_live_runs(config: str, *, overrides: list[str], run: str | None) -> lis
     settings = load_config(config, overrides=overrides).run
     if run is not None:
         return [str(Path(settings.root) / run)]
-    own = [folder for folder in list_runs(settings.root) if folder.name.rpartition("-")[0] == settings.name]
-    return [str(folder) for folder in own if run_is_live(RunPaths(folder))]
+    return [folder for folder in _own_runs(settings.root, settings.name) if run_is_live(RunPaths(Path(folder)))]
+
+
+def _own_runs(root: str, name: str) -> list[str]:
+    return [str(folder) for folder in list_runs(root) if folder.name.rpartition("-")[0] == name]
+
+
+@task(name="revive-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash", "health"], **NEVER_CACHED)
+def revive_runs(config: str, *, overrides: list[str], run: str | None) -> list[Revival]:
+    """Bring back the configuration's runs whose flow has died without a word, each death once."""
+    settings = load_config(config, overrides=overrides).run
+    folders = _own_runs(settings.root, settings.name) if run is None else [str(Path(settings.root) / run)]
+    attempted = [folder for folder in folders if attempts(RunPaths(Path(folder)))]
+    revivals = [revival for folder in attempted for revival in revive_stage(folder, server=PrefectFlowRuns())]
+    for revival in revivals:
+        died_event(revival)
+    if revivals:
+        rows = [
+            {"run": item.run, "dead flow run": item.flow_run, "continued by": item.continued_by, "why": item.reason}
+            for item in revivals
+        ]
+        table("revived", rows, description=f"runs whose flow had died: {len(rows)}")
+    return revivals
 
 
 @task(
@@ -38,6 +62,8 @@ def find_live_runs(config: str, *, overrides: list[str], run: str | None) -> lis
 def check_health(run_dir: str, *, act: bool, ended: bool | None) -> HealthReport:
     """Judge a run's log; with `act`, ask its live supervisor to carry out what the check decides."""
     report = health_stage(run_dir, act=act, ended=ended)
+    if act and report.decision is not None:
+        decision_event(report.run, report.decision)
     markdown("health", health_text(report), description=f"{report.run}: {report.verdict}")
     for file in health_pictures(RunPaths(Path(run_dir)))[:1]:
         picture("health-loss", file.read_bytes(), kept_in=str(file), description=f"{report.run}: loss with what was found")
@@ -58,13 +84,14 @@ def health_text(report: HealthReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def require_healthy(reports: Sequence[HealthReport]) -> None:
-    """Make an unhealthy run a failed flow.
+def require_healthy(reports: Sequence[HealthReport], revivals: Sequence[Revival] = ()) -> None:
+    """Make an unhealthy run a failed flow, and one that has died and that nobody goes on with.
 
     Raises:
         UnhealthyError: at least one report says so; the message is the reports' headlines.
     """
-    bad = [report for report in reports if report.verdict == "unhealthy"]
+    bad = [f"{report.run}: {report.headline}" for report in reports if report.verdict == "unhealthy"]
+    bad += [f"{revival.run}: {revival.reason}" for revival in revivals if revival.loud]
     if bad:
-        text = "; ".join(f"{report.run}: {report.headline}" for report in bad)
+        text = "; ".join(bad)
         raise UnhealthyError(text, remedy="read health/report.html in the run's folder")

@@ -19,7 +19,8 @@ from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError
+from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError, ServerError
+from tasks.patience import OWN_SERVER_VARIABLE
 from tasks.server import answers, temporary_server
 
 EXIT_SIGINT = 130
@@ -66,9 +67,16 @@ def _server() -> Iterator[None]:
     # Stopped when the interpreter ends and not with this block: Prefect's threads send the last states and logs in between.
     atexit.register(kept.close)
     api_url = kept.enter_context(temporary_server())
+    os.environ[OWN_SERVER_VARIABLE] = api_url
     with temporary_settings({PREFECT_API_URL: api_url}):
         print(f"Prefect: {api_url.removesuffix('/api')} while this runs", flush=True)
         yield
+
+
+def require_server() -> None:
+    """Raise ServerError unless a lasting server is named or answers: some programs make no sense on a temporary one."""
+    if not os.environ.get("PREFECT_API_URL") and _local_server() is None:
+        raise ServerError("no Prefect server is up", remedy="start one with infra/local/up, or name one in PREFECT_API_URL")
 
 
 def _local_server() -> str | None:

@@ -1,20 +1,27 @@
 """Artifacts in Prefect that a stage leaves behind.
 
-Invariant: reporting never stops a stage: a Prefect server that is away costs a warning, the stage's result stands.
+Invariant: reporting neither stops nor holds a stage. What a server that is away cannot take is kept and sent when the flow has
+done its work (`send_kept`); what it refuses costs a warning, and the stage's result stands.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import contextvars
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.settings import get_current_settings
+
+from tasks.patience import is_there
 
 logger = logging.getLogger(__name__)
+
+_KEPT: list[tuple[str, contextvars.Context, Callable[[], object]]] = []
 
 MOST_SHOWN_BYTES = 400_000
 """Larger pictures would burden the server's database with every look at the flow run."""
@@ -22,15 +29,13 @@ MOST_SHOWN_BYTES = 400_000
 
 def markdown(key: str, text: str, *, description: str) -> None:
     """Leave a Markdown artifact."""
-    with tolerated(f"artifact {key}", level=logging.WARNING):
-        create_markdown_artifact(text, key=key, description=description)
+    _store(key, lambda: create_markdown_artifact(text, key=key, description=description))
 
 
 def link(key: str, address: str, *, description: str) -> None:
     """Leave a link to a local file or to an address."""
     url = address if "://" in address else Path(address).as_uri()
-    with tolerated(f"artifact {key}", level=logging.WARNING):
-        create_link_artifact(url, link_text=address, key=key, description=description)
+    _store(key, lambda: create_link_artifact(url, link_text=address, key=key, description=description))
 
 
 def picture(key: str, png: bytes, *, kept_in: str, description: str) -> None:
@@ -41,8 +46,29 @@ def picture(key: str, png: bytes, *, kept_in: str, description: str) -> None:
 
 def table(key: str, rows: Sequence[dict[str, Any]], *, description: str) -> None:
     """Leave a table artifact, one dictionary a row."""
+    kept = list(rows)
+    _store(key, lambda: create_table_artifact(kept, key=key, description=description))
+
+
+def send_kept() -> None:
+    """Send what the server could not take while it was away, each as a part of the task that it came from."""
+    while _KEPT:
+        key, context, create = _KEPT.pop(0)
+        context.run(_create, key, create)
+
+
+def _store(key: str, create: Callable[[], object]) -> None:
+    api_url = get_current_settings().api.url
+    if api_url is None or is_there(api_url):
+        _create(key, create)
+    else:
+        logger.warning("artifact %s: the Prefect server is away; it is sent when the flow has done its work", key)
+        _KEPT.append((key, contextvars.copy_context(), create))
+
+
+def _create(key: str, create: Callable[[], object]) -> None:
     with tolerated(f"artifact {key}", level=logging.WARNING):
-        create_table_artifact(list(rows), key=key, description=description)
+        create()
 
 
 @contextlib.contextmanager

@@ -185,3 +185,5 @@ TRAINING: tuple[Fault, ...] = (
     nan_once, nan_forever, nan_in_weights, inf_gradient, single_spike, slow_spike, stuck_spike, level_shift, ramp, explosion,
     clipped_away, gradient_outlier, adversarial, recurring, accuracy_collapse, soak_fault,
 )  # fmt: skip
+WINDOWED: tuple[Fault, ...] = (nan_forever, level_shift, ramp)
+"""Those that outlast a window by far, so that a log of means over a few steps still shows them."""

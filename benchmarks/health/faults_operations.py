@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.health.faults import Fault, damaging, factor_of, labelled, last_of
 from benchmarks.health.labels import Label
 from benchmarks.health.runs import QUEUE_FULL, SAVE_INTERVAL, SAVE_STEPS, TARGETS, Columns, Run, rebucket
+from dflash.health.lines import LogReplaced, TornLine
 
 _NONE: frozenset[str] = frozenset()
 _SAVES = frozenset({"step integrity", "save stall", "short window", "save correlation"})
@@ -165,9 +166,12 @@ def bad_resume(run: Run, _rng: np.random.Generator, step: int, strength: int) ->
     save = step - step % SAVE_INTERVAL
     first = _resume(run, from_step=save, died_at=save + 60, position_back=0)
     age = np.arange(len(run.columns.step) - first)
-    run.columns.loss[first:] *= (1 + (0.6, 1.0, 2.0)[strength] * np.exp(-age / 300))[:, None]
+    height = (0.6, 1.0, 2.0)[strength]
+    run.columns.loss[first:] *= (1 + height * np.exp(-age / 300))[:, None]
+    # It ends where less than 15 % of it is left: 250 steps on, a rise of 200 % still doubles the loss.
+    end = min(save + int(300 * np.log(height / 0.15)), len(run.columns.step) - 62)
     detectors = {"bad resume", "loss spike", "sustained rise"}
-    return damaging("bad resume", (save, save + 200), detectors, due=save + 30, causes=frozenset({"instability", "bad resume"}))
+    return damaging("bad resume", (save, end), detectors, due=save + 30, causes=frozenset({"instability", "bad resume"}))
 
 
 def clean_resume(run: Run, _rng: np.random.Generator, step: int, _strength: int) -> Label:
@@ -222,7 +226,54 @@ def disordered(run: Run, _rng: np.random.Generator, step: int, strength: int) ->
     return labelled("records out of order", (first, step), {"step integrity"}, severity=severity, due=step, tolerated=_NONE)
 
 
+def two_writers(run: Run, _rng: np.random.Generator, step: int, strength: int) -> Label:
+    """Two trainers write one log, line by line: the second is some steps behind the first."""
+    c = run.columns
+    behind, count = (1, 20, 60)[strength], 40
+    order = np.concatenate(
+        [np.arange(step), np.stack([np.arange(step, step + count), np.arange(count) + step - behind], 1).ravel()]
+    )
+    order = np.concatenate([order, np.arange(step + count, len(c.step))])
+    for each in fields(Columns):
+        setattr(c, each.name, getattr(c, each.name)[order].copy())
+    run.events = [(at + min(max(at - step, 0), count), name, details) for at, name, details in run.events]
+    kind = "two writers, line by line"
+    return labelled(kind, (step - behind, step + count), {"step integrity"}, severity="critical", due=step + 1, tolerated=_NONE)
+
+
+def torn_lines(run: Run, rng: np.random.Generator, step: int, strength: int) -> Label:
+    """Lines that cannot be read in the place of records: one, eight, or one where the log is rotated."""
+    rows = [step] if strength != 1 else sorted(int(row) for row in rng.choice(np.arange(step, step + 40), size=8, replace=False))
+    for row in rows:
+        run.columns.present[row] = False
+        run.broken.append((row, TornLine(offset=900 * row, length_bytes=412, reason="not a JSON object")))
+    if strength == 2:
+        run.broken.append((step + 1, LogReplaced("rotated")))
+    return labelled("torn lines", (rows[0], rows[-1]), {"step integrity"}, tolerated=_NONE)
+
+
+def torn_by_crash(run: Run, _rng: np.random.Generator, step: int, _strength: int) -> Label:
+    """A trainer that dies while it writes a line, and its exact resume: to be noted at most."""
+    save = step - step % SAVE_INTERVAL
+    first = _resume(run, from_step=save, died_at=save + 60, position_back=0)
+    run.broken.append((first, TornLine(offset=900 * first, length_bytes=203, reason="not a JSON object")))
+    kind = "line torn by a crash, resumed"
+    return labelled(kind, (save, save), {"step integrity"}, severity="info", due=save, tolerated=_NONE)
+
+
+def queue_sinks(run: Run, _rng: np.random.Generator, _step: int, strength: int) -> Label:
+    """The ready queue sinks from 300 to 200 or less over the whole run, part of a plan that goes on behind it."""
+    c, first, to = run.columns, 150, (200, 170, 120)[strength]
+    age = np.arange(len(c.step) - first)
+    level = QUEUE_FULL + age / len(age) * (to - QUEUE_FULL)
+    c.ready[first:] = np.maximum(level.astype(np.int64) - age % 4, 0)
+    c.feature[first:] = 8
+    due = first + int(len(age) * 0.25 * QUEUE_FULL / (QUEUE_FULL - to))
+    return labelled("queue sinks over the run", (first, last_of(run)), {"queue decline"}, due=due, tolerated=_NONE)
+
+
 OPERATIONS: tuple[Fault, ...] = (
     few_tokens, short_windows, save_gap, save_stall, save_hung, save_linked, bucket_runs, share_drift, queue_decline, saw_tooth,
-    slow_target, slow_run, bad_resume, clean_resume, replay, lr_glitch, frozen_metric, planned_change, disordered,
+    slow_target, slow_run, bad_resume, clean_resume, replay, lr_glitch, frozen_metric, planned_change, disordered, two_writers,
+    torn_lines, torn_by_crash, queue_sinks,
 )  # fmt: skip

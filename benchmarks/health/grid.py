@@ -1,4 +1,7 @@
-"""The grid of runs: every fault at three strengths with five seeds, shuffled and interleaved, over all mixes of a split."""
+"""The grid of runs: every fault at three strengths with five seeds, shuffled and interleaved, over all mixes of a split.
+
+Faults that outlast a window are also put into windowed logs: a record every few steps, of their mean loss.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.health.faults import TRAINING, Fault
+from benchmarks.health.faults import TRAINING, WINDOWED, Fault
 from benchmarks.health.faults_operations import OPERATIONS
 from benchmarks.health.labels import Label
 from benchmarks.health.mixes import DEVELOPMENT, HELD_OUT, Mix
@@ -31,6 +34,7 @@ class Cell:
     seed: int
     interleaved: bool
     mix: Mix
+    windowed: bool = False
 
 
 def bench_config() -> Config:
@@ -53,13 +57,20 @@ def cells(split: str, *, strengths: int, seeds: int) -> Iterator[Cell]:
                     yield Cell(split, fault, strength, seed, interleaved, mixes[turn % len(mixes)])
     for seed in range(seeds * strengths):
         yield Cell(split, None, 0, seed, seed % 2 == 1, mixes[seed % len(mixes)])
+    for number, each in enumerate((*WINDOWED, None)):
+        for strength in range(STRENGTHS)[-strengths:]:
+            for seed in range(seeds):
+                yield Cell(
+                    split, each, strength, seed, seed % 2 == 1, mixes[(number + strength + seed) % len(mixes)], windowed=True
+                )
 
 
 def build(cell: Cell, config: Config) -> tuple[Run, Label | None, int]:
     """The run of a cell, its label, and the seed of its items."""
     name = "" if cell.fault is None else cell.fault.__name__
     seed = _SEED_OF[cell.split] + 97 * cell.seed + 13 * cell.strength + cell.interleaved + 1000 * sum(name.encode())
-    run = healthy_run(cell.mix, seed=seed, steps=STEPS, interleaved=cell.interleaved, train=config.train)
+    steps = 2 * STEPS if cell.windowed else STEPS  # so that they have as many records as fit the detectors' windows
+    run = healthy_run(cell.mix, seed=seed, steps=steps, interleaved=cell.interleaved, train=config.train)
     if cell.fault is None:
         return run, None, seed
     rng = np.random.default_rng([seed, 1])

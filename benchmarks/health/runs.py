@@ -16,7 +16,7 @@ import numpy.typing as npt
 from benchmarks.health.mixes import Floats, Mix
 from dflash.config import TrainConfig
 from dflash.health.detectors.schedule import scheduled_lr
-from dflash.health.lines import EventLine, LogItem, MicroBatchLine, StepLine
+from dflash.health.lines import EventLine, LogItem, LogReplaced, MicroBatchLine, StepLine, TornLine
 from dflash.records.log import LOG_SCHEMA_VERSION
 
 Ints = npt.NDArray[np.int64]
@@ -56,11 +56,18 @@ class Columns:
 
 @dataclass
 class Run:
-    """A run under construction: columns, events (row in front of which each stands), and total steps of the schedule."""
+    """A run under construction.
+
+    Attributes:
+        events: row in front of which each stands, name, details.
+        broken: lines that are no records (torn, or a log put in another's place), with the row in front of which each stands.
+        total_steps: of the schedule.
+    """
 
     mix: Mix
     columns: Columns
     events: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    broken: list[tuple[int, TornLine | LogReplaced]] = field(default_factory=list)
     total_steps: int = 0
 
     def rows_of(self, first: int, end: int) -> slice:
@@ -159,6 +166,7 @@ def items_of(run: Run, *, seed: int) -> Iterator[LogItem]:
     plain: dict[str, Any] = {each.name: getattr(c, each.name).tolist() for each in fields(Columns)}
     events = sorted(run.events, key=lambda each: each[0])
     for row in range(len(c.step)):
+        yield from (line for at, line in run.broken if at == row)
         while position < len(events) and events[position][0] <= row:
             yield _event(events[position], plain, clock, row)
             position += 1

@@ -47,10 +47,13 @@ def watch(items: Iterable[LogItem], config: Config, *, saves: list[int], positio
     first_seen: dict[tuple[str, str, int, int | None], int] = {}
     decision: RollbackPlan | None = None
     decided_step, now_s = -1, 0.0
-    stream = iter(items)
+    stream, reported = iter(items), -1
     while chunk := list(islice(stream, CHUNK)):
         checker.feed(chunk)
         now_s = max([now_s, *(item.wall_time_s for item in chunk if isinstance(item, StepLine))])
+        if checker.findings_made == reported and all(isinstance(item, StepLine) for item in chunk):
+            continue  # a report would say nothing new
+        reported = checker.findings_made
         report = checker.report(run="simulated", now_s=now_s, ended=False, remedy=_wait)
         step = report.last_step or 0
         for finding in report.findings:

@@ -2,7 +2,8 @@
 
 Invariant: too young is unknown (it stays in probation), never clean; a checkpoint is clean only if its files verify,
 its weights and moments are finite, no critical training finding touches the window before it, none begins in the soak
-after it, and the log covers that span. At the end of a run full verification stands in for the rest of the soak.
+after it, the log covers that span, and its acceptance probe (where one is due) is there and not far below the best clean one
+before it. At the end of a run full verification stands in for the rest of the soak.
 Step arithmetic: `step-N` is the state after records 0..N-1; its window is [N - window, N - 1], its soak
 [N, N + soak - 1].
 """
@@ -10,8 +11,9 @@ Step arithmetic: `step-N` is the state after records 0..N-1; its window is [N - 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dflash.checkpoint.probes import ProbeView
 from dflash.config import CheckpointConfig
 from dflash.records import CheckpointState, LedgerEntry
 
@@ -29,6 +31,7 @@ class Evidence:
         coverage_frac: of a half-open record range [first, end): share that has a live record.
         min_coverage_frac: share needed to call a checkpoint clean.
         ended: the run is over, no further record will come.
+        probes: outcomes of the acceptance probes; nothing where there are none.
 
     """
 
@@ -37,6 +40,7 @@ class Evidence:
     coverage_frac: Callable[[int, int], float]
     min_coverage_frac: float
     ended: bool
+    probes: ProbeView = field(default_factory=ProbeView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,17 @@ def propose_transitions(
         Proposals in ascending order of steps; checkpoints that stay what they are do not appear.
     """
     proposals = []
+    best_clean = 0.0
     for step, entry in sorted(current.items()):
         if entry.state not in ("probation", "clean"):
             continue
         verdict = _verdict(entry, evidence, rule, problem_of)
+        if verdict is not None and verdict[0] == "clean":
+            verdict = _with_probe(entry, evidence.probes, best_clean=best_clean, reason=verdict[1])
         if verdict is not None:
             proposals.append(Transition(step=step, segment=entry.segment, state=verdict[0], reason=verdict[1]))
+        if (entry.state if verdict is None else verdict[0]) == "clean":
+            best_clean = max(best_clean, evidence.probes.lengths.get((step, entry.segment), 0.0))
     return proposals
 
 
@@ -97,6 +106,8 @@ def _verdict(
         covered = evidence.coverage_frac(first, judged_end)
         if covered < evidence.min_coverage_frac or judged_end < step:
             return None
+        if (step, entry.segment) in evidence.probes.awaited:
+            return None
     problem = problem_of(step)
     if problem is not None:
         return "bad", problem
@@ -104,3 +115,21 @@ def _verdict(
         return "clean", "the untrained drafter is clean by definition"
     shown = "the run ended" if end > evidence.judged_records else "soak passed"
     return "clean", f"verified; no critical training finding in records [{first}, {judged_end}); {shown}"
+
+
+def _with_probe(entry: LedgerEntry, probes: ProbeView, *, best_clean: float, reason: str) -> tuple[CheckpointState, str]:
+    """The verdict on a checkpoint that is clean by everything but its probe.
+
+    Args:
+        entry: its last ledger entry.
+        probes: outcomes of all probes.
+        best_clean: highest acceptance length of a clean checkpoint before it; 0 without any.
+        reason: of the verdict so far.
+    """
+    key = (entry.step, entry.segment)
+    length = probes.lengths.get(key)
+    if length is None:
+        return "clean", f"{reason}; no probe ({probes.given_up[key]})" if key in probes.given_up else reason
+    if length < probes.min_frac * best_clean:
+        return "suspect", f"acceptance length {length:.3f} of its probe, under {probes.min_frac:g} of {best_clean:.3f} before it"
+    return "clean", f"{reason}; acceptance length {length:.3f}"

@@ -22,6 +22,7 @@ ASIDE_FOLDER = "aside"
 
 LATEST = "latest"
 LATEST_CLEAN = "latest_clean"
+BEST = "best"
 
 _STEP_NAME = re.compile(r"step-(0|[1-9]\d*)")
 

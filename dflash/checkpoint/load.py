@@ -5,17 +5,19 @@ Nothing here can execute code: safetensors and JSON only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING
 
 from dflash.checkpoint import layout
 from dflash.errors import CheckpointError, DataError, StorageError
 from dflash.records import CheckpointManifest, FileEntry, TrainerState, from_json
 from dflash.storage import get_bytes, sha256_file
+
+if TYPE_CHECKING:
+    import torch
 
 _REMEDY = "use an older checkpoint of the run (a new start of the training does so by itself)"
 _WANTED_FILES = {layout.DRAFTER_FILE, layout.OPTIMIZER_FILE, layout.STATE_FILE}
@@ -37,6 +39,17 @@ def read_manifest(path: Path) -> CheckpointManifest:
     Raises:
         CheckpointError: it is missing or is not a manifest.
     """
+    file = path / layout.MANIFEST_FILE
+    try:
+        about = file.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path} is not a complete checkpoint: it has no readable manifest.json", remedy=_REMEDY) from error
+    return _parsed_manifest(path, (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_manifest(path: Path, _version: tuple[int, ...]) -> CheckpointManifest:
+    """Parsed once a version of the file: the supervisor looks at every manifest twice a second."""
     file = path / layout.MANIFEST_FILE
     try:
         return from_json(CheckpointManifest, get_bytes(file), origin=str(file))
@@ -72,6 +85,8 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     Raises:
         CheckpointError: see `verify_checkpoint`.
     """
+    from safetensors.torch import load_file  # a look at manifests does not pay for torch
+
     manifest = verify_checkpoint(path)
     state_file = path / layout.STATE_FILE
     try:
@@ -84,6 +99,22 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         drafter=load_file(path / layout.DRAFTER_FILE),
         optimizer=load_file(path / layout.OPTIMIZER_FILE),
     )
+
+
+def load_drafter(path: Path) -> tuple[CheckpointManifest, dict[str, torch.Tensor]]:
+    """Verify and read a checkpoint's weights alone, whatever became of its optimizer's file.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
+    from safetensors.torch import load_file  # as above
+
+    manifest = read_manifest(path)
+    entries = [entry for entry in manifest.files if entry.name == layout.DRAFTER_FILE]
+    if not entries:
+        raise CheckpointError(f"{path}: the manifest does not name {layout.DRAFTER_FILE}", remedy=_REMEDY)
+    _verify_file(path / layout.DRAFTER_FILE, entries[0])
+    return manifest, load_file(path / layout.DRAFTER_FILE)
 
 
 def read_state(path: Path) -> TrainerState:

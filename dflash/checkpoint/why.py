@@ -29,10 +29,12 @@ class LogEvidence:
     Attributes:
         last_record: newest judged record, -1 if there was no check.
         critical: (onset, last step, sentence) of every critical training finding.
+        awaited_probes: (step, segment) of the checkpoints whose acceptance probe is due and has no outcome.
     """
 
     last_record: int
     critical: Sequence[tuple[int, int, str]]
+    awaited_probes: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _explained(
     lines = [f"{state}: {MEANS[state]}"]
     lines += [f"{entry.at} segment {entry.segment} {entry.state}: {entry.reason}" for entry in entries]
     if state in ("durable", "probation"):
-        lines += _missing(step, evidence, rule)
+        lines += _missing(step, entries[-1].segment, evidence, rule)
     lines += _touching(step, evidence, rule)
     if step not in in_place:
         lines.append("its folder is gone: removed by retention, or set aside by a rollback")
@@ -88,11 +90,13 @@ def _explained(
     return Explanation(step, state, tuple(lines))
 
 
-def _missing(step: int, evidence: LogEvidence, rule: CheckpointConfig) -> list[str]:
+def _missing(step: int, segment: int, evidence: LogEvidence, rule: CheckpointConfig) -> list[str]:
     end = step + rule.soak_steps
     left = end - (evidence.last_record + 1)
     if left > 0:
         return [f"{left} more records must be judged (up to {end - 1}) before its soak of {rule.soak_steps} steps is over"]
+    if (step, segment) in evidence.awaited_probes:
+        return ["its soak is over, but its acceptance probe has no outcome yet: python -m dflash probe RUN, if no supervisor lives"]
     return ["its soak is over: the supervisor verifies its files and judges it at its next look"]
 
 

@@ -39,6 +39,8 @@ class WriterHooks:
     """What the writer calls.
 
     Attributes:
+        before_snapshot: before live tensors are copied, and before each is copied `whole`, which gives all of it where it is
+            spread over several processes; both on the trainer's thread.
         before_commit: on the writing thread before anything is written (puts the log on disk up to the snapshot).
         on_event: (event, step, details) for `save_*`; from both threads.
         on_defect: an unexpected error of the writing thread.
@@ -46,6 +48,8 @@ class WriterHooks:
 
     """
 
+    before_snapshot: Callable[[], None]
+    whole: Callable[[torch.Tensor], torch.Tensor]
     before_commit: Callable[[], None]
     on_event: Callable[[EventName, int, Mapping[str, Any]], None]
     on_defect: Callable[[BaseException], None]
@@ -237,13 +241,15 @@ class CheckpointWriter:
         return {group: _buffers_like(tensors) for group, tensors in self._live.items()}
 
     def _snapshot(self, buffers: Buffers) -> None:
+        self._hooks.before_snapshot()
         with torch.no_grad():
             for group, tensors in buffers.items():
                 for name, buffer in tensors.items():
-                    buffer.copy_(self._live[group][name], non_blocking=True)
+                    buffer.copy_(self._hooks.whole(self._live[group][name]), non_blocking=True)
         for device in {tensor.device for group in self._live.values() for tensor in group.values()}:
             if device.type == "cuda":
-                torch.cuda.synchronize(device)
+                # The copies' own stream: a target on the same device goes on.
+                torch.cuda.current_stream(device).synchronize()
 
     def _run(self, save: _Save) -> None:
         while True:

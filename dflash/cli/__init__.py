@@ -24,6 +24,7 @@ COMMANDS = (
     "join_commands",
     "health_commands",
     "checkpoint_commands",
+    "probe_commands",
     "evaluate_commands",
     "export_commands",
     "config_commands",

@@ -49,12 +49,13 @@ def _list(arguments: argparse.Namespace) -> int:
 def _list_text(rows: list[ListedCheckpoint]) -> str:
     if not rows:
         return "no checkpoints yet"
-    lines = [f"{'step':>9}  {'state':<10}{'segment':>7}{'MiB':>9}  note"]
+    lines = [f"{'step':>9}  {'state':<10}{'segment':>7}{'MiB':>9}{'accepts':>9}  note"]
     for row in rows:
         note = ", ".join(row.pointers) or ("folder is gone" if not row.size_bytes else row.reason)
         size = f"{row.size_bytes / 2**20:.1f}" if row.size_bytes else "-"
         segment = "-" if row.segment < 0 else str(row.segment)
-        text = f"{row.step:>9}  {row.state:<10}{segment:>7}{size:>9}  "
+        accepts = "-" if row.acceptance_length is None else f"{row.acceptance_length:.3f}"
+        text = f"{row.step:>9}  {row.state:<10}{segment:>7}{size:>9}{accepts:>9}  "
         lines.append(text + textwrap.shorten(note, WIDTH - len(text), placeholder=" ..."))
     return "\n".join(lines)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.output import emit, progress_printer
-from dflash.evaluate.compare import compare_summaries
+from dflash.compare.text import comparison_data
 from dflash.records import EvaluationResult, to_dict
-from dflash.stages import closing_text, evaluate_published, evaluate_stage, load_summary, open_bench, reopen_run, summarise_stage
+from dflash.stages import closing_text, compare_stage, evaluate_published, evaluate_stage, open_bench, reopen_run, summarise_stage
 
 
 def register(groups: Any) -> None:
@@ -22,8 +22,14 @@ def register(groups: Any) -> None:
     which = evaluate.add_mutually_exclusive_group()
     which.add_argument("--checkpoint", type=Path, help="evaluate only this checkpoint folder")
     which.add_argument("--drafter", type=Path, help="evaluate only this published drafter (any layout), on the run's prompts")
-    compare = add_command(groups, "compare", "one table of several finished runs", _compare)
-    compare.add_argument("run_dirs", type=Path, nargs="+", help="folders of finished runs")
+    compare = add_command(groups, "compare", "trained runs side by side: verdict, curves, acceptance, differences", _compare)
+    compare.add_argument(
+        "run_dirs", type=Path, nargs="+", metavar="RUN", help="folders of two or more runs; the first is the reference"
+    )
+    compare.add_argument(
+        "--output", type=Path, help="folder for the page and the numbers (default: comparisons/ beside the first run)"
+    )
+    compare.add_argument("--no-tracking", action="store_true", help="leave MLflow alone")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -49,7 +55,6 @@ def _tell(arguments: argparse.Namespace, result: EvaluationResult) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    summaries = [load_summary(run_dir) for run_dir in arguments.run_dirs]
-    comparison = compare_summaries(summaries)
-    emit(arguments, list(comparison.rows), comparison.text)
+    found = compare_stage(arguments.run_dirs, output=arguments.output, track=not arguments.no_tracking)
+    emit(arguments, comparison_data(found.comparison), f"{found.text}\n\npage: {found.page}")
     return 0

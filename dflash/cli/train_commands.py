@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from dflash.cli.arguments import add_command, add_config, read_config
 from dflash.cli.output import emit, progress_printer
+from dflash.config import Config
+from dflash.errors import RunStateError
+from dflash.records import RunPaths
 from dflash.stages import open_run, plan_stage, prepare_stage, train_stage
+from dflash.stages.run import newest_run
+from dflash.train.changes import accept_changes
 from dflash.train.progress import TrainProgress
 
 
 def register(groups: Any) -> None:
     """Add the `train` command."""
-    add_config(add_command(groups, "train", "prepare, plan and train; continues an unfinished run of the same config", _train))
+    parser = add_command(groups, "train", "prepare, plan and train; continues an unfinished run of the same config", _train)
+    add_config(parser)
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="let the newest unfinished run go on with a changed configuration (e.g. other replicas); noted in the run",
+    )
+
+
+def _accept_changes(config: Config) -> None:
+    name = newest_run(config)
+    if name is None:
+        raise RunStateError(
+            f"there is no run {config.run.name} under {config.run.root} to continue", remedy="leave --accept-changes out"
+        )
+    accept_changes(config, RunPaths(Path(config.run.root) / name))
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    run = open_run(read_config(arguments))
+    config = read_config(arguments)
+    if arguments.accept_changes:
+        _accept_changes(config)
+    run = open_run(config)
     show = progress_printer()
     data = prepare_stage(run, progress=show)
     plan = plan_stage(run, data)

@@ -1,9 +1,11 @@
 """The strict configuration tree of a run."""
 
 from dflash.config.data import AnswerConfig, DataConfig, PlanConfig, ReaderConfig, ServerConfig
+from dflash.config.drill import DrillConfig
 from dflash.config.load import dump_config, flat_params, load_config, parse_config, section_hash
 from dflash.config.model import ClusterConfig, DrafterConfig, ExpectedTarget, RunConfig, TargetConfig
 from dflash.config.observe import EvaluateConfig, HealthConfig, RiseConfig, SpikeConfig, TrackingConfig, WatchConfig
+from dflash.config.probe import ProbeConfig
 from dflash.config.reference import config_rows, reference_markdown
 from dflash.config.rollback import RollbackConfig
 from dflash.config.training import (
@@ -24,12 +26,14 @@ __all__ = [
     "Config",
     "DataConfig",
     "DrafterConfig",
+    "DrillConfig",
     "EvaluateConfig",
     "ExpectedTarget",
     "HealthConfig",
     "LossConfig",
     "OptimizerConfig",
     "PlanConfig",
+    "ProbeConfig",
     "QueueConfig",
     "ReaderConfig",
     "RiseConfig",

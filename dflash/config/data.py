@@ -133,4 +133,10 @@ class PlanConfig(Section):
         "interleave",
         description="`interleave` mixes buckets evenly, `shuffle` permutes batches, `sorted` goes by length, `random` ignores it.",
     )
+    equal_cost_neighbours: int = Field(
+        1,
+        ge=1,
+        description="Batches of nearly equal cost side by side: `cluster.replicas` spares replicas their waiting for each other, "
+        "at the price of steps with fewer lengths, and of no limit of runs; 1 keeps the mixture.",
+    )
     max_bucket_run: int = Field(3, ge=1, description="Longest run of one bucket in consumption order, where feasible.")

@@ -129,7 +129,7 @@ class DrafterConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Devices: `replicas x (targets_per_replica + 1)` on GPUs; on a CPU all roles share it."""
+    """Devices: `replicas x (targets_per_replica + 1)` on GPUs; on a CPU, or with `share_device`, all roles share one."""
 
     device: Literal["cpu", "cuda"] = Field("cpu", description="Kind of device that target and drafter run on.")
     replicas: int = Field(1, ge=1, description="Data-parallel replicas, one process each; part of a run's identity.")
@@ -144,13 +144,28 @@ class ClusterConfig(Section):
         600.0, gt=0, description="A rank that the others wait for longer is taken for dead; must exceed the first save."
     )
     targets_per_replica: int = Field(1, ge=1, description="Target workers a replica; each has its own GPU on `cuda`.")
+    share_device: bool = Field(
+        False, description="On `cuda`: target and drafter of a replica share one GPU (a single GPU, or a small target)."
+    )
+    shard: bool = Field(
+        False,
+        description="Spread the drafter's weights, gradients and moments over the replicas (FSDP2), for one that fits no device; "
+        "a run may go on with or without.",
+    )
     device_memory_bytes: int | None = Field(None, ge=1, description="Memory of one device, for the memory plan.")
     torch_threads: int = Field(1, ge=1, description="Torch threads of the process (tiny models: one is fastest).")
 
     @property
+    def devices_per_replica(self) -> int:
+        """GPUs of one replica; 0 on a CPU."""
+        if self.device == "cpu":
+            return 0
+        return 1 if self.share_device else self.targets_per_replica + 1
+
+    @property
     def devices_needed(self) -> int:
         """GPUs that the configuration asks for; 0 on a CPU."""
-        return self.replicas * (self.targets_per_replica + 1) if self.device == "cuda" else 0
+        return self.replicas * self.devices_per_replica
 
     @property
     def devices_per_node(self) -> int:
@@ -166,6 +181,8 @@ class ClusterConfig(Section):
     def _nodes_share_replicas(self) -> Self:
         if self.replicas % self.nodes:
             raise ValueError(f"replicas {self.replicas} is no multiple of nodes {self.nodes}: every machine has equally many")
+        if self.shard and self.replicas == 1:
+            raise ValueError("shard spreads the drafter over the replicas, and there is only one")
         if self.nodes > 1 and self.rendezvous is None:
             raise ValueError(f"{self.nodes} nodes need rendezvous: host:port of the first of them")
         return self

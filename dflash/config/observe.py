@@ -35,12 +35,12 @@ class SpikeConfig(Section):
         1e-3, gt=0, lt=1, description="Chance of such a cluster anywhere in the run so far, at the run's own rate of spikes, under "
         "which it is critical.",
     )  # fmt: skip
-    grad_usual_p: float = Field(2e-5, gt=0, lt=1, description="Likewise of a gradient outlier.")
+    grad_usual_p: float = Field(1e-5, gt=0, lt=1, description="Likewise of a gradient outlier.")
     usual_p: float = Field(
-        1e-5,
+        5e-6,
         gt=0,
         lt=1,
-        description="Chance of one point, by the run's own tail, over which a spike without a gradient is only noted.",
+        description="Chance of one loss together with its gradient, by the run's own tails, over which a spike is only noted.",
     )
 
 

@@ -34,8 +34,14 @@ class AnchorConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW on fp32 master weights."""
+    """The optimizer of the fp32 master weights."""
 
+    kind: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="`muon`: torch.optim.Muon for the matrices (arXiv 2502.16982), AdamW for the norms; one moment, not two; "
+        "on the demo clearly better at twice the learning rate (benchmarks/optimizers.py), never tried on a large drafter.",
+    )
+    momentum: float = Field(0.95, ge=0, lt=1, description="`muon`: decay of its one moment.")
     beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay.")
     eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")

@@ -11,8 +11,10 @@ from pydantic import Field, model_validator
 
 from dflash.config.base import Section
 from dflash.config.data import DataConfig, PlanConfig
+from dflash.config.drill import DrillConfig
 from dflash.config.model import ClusterConfig, DrafterConfig, RunConfig, TargetConfig
 from dflash.config.observe import EvaluateConfig, HealthConfig, TrackingConfig
+from dflash.config.probe import ProbeConfig
 from dflash.config.rollback import RollbackConfig
 from dflash.config.training import CheckpointConfig, TrainConfig
 
@@ -34,7 +36,9 @@ class Config(Section):
     rollback: RollbackConfig = Field(RollbackConfig(), description="Rollback.")
     health: HealthConfig = Field(HealthConfig(), description="Health check.")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
+    probe: ProbeConfig = Field(ProbeConfig(), description="Acceptance probes.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
+    drill: DrillConfig = Field(DrillConfig(), description="Fire drills.")
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -59,6 +63,9 @@ class Config(Section):
             )
         if self.train.compile and self.cluster.device == "cpu":
             raise ValueError("train.compile is for GPUs: compiling the elementwise parts made the step slower on a CPU")
+        if self.train.compile and self.cluster.shard:
+            raise ValueError("train.compile and cluster.shard have never been tried together: choose one")
+        self._probe_has_its_own_device()
         expected = self.target.expected
         if expected is not None:
             if expected.hidden_size != self.drafter.hidden_size:
@@ -72,3 +79,11 @@ class Config(Section):
                     f"{expected.num_hidden_layers} layers: 0..{expected.num_hidden_layers - 2} can be tapped"
                 )
         return self
+
+    def _probe_has_its_own_device(self) -> None:
+        kind, _, index = self.probe.device.partition(":")
+        if self.probe.every_steps and kind == "cuda" and int(index) < self.cluster.devices_per_node:
+            raise ValueError(
+                f"probe.device {self.probe.device} is one of the {self.cluster.devices_per_node} GPUs that the training uses: "
+                f"give the probes another one, or the CPU"
+            )

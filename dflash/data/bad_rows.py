@@ -1,6 +1,7 @@
 """Rows that cannot be used, on the way to their file: never lost silently, counted by reason, judged for the whole build.
 
-Invariant: every row that was read ends as samples or as one line of a unit's quarantine file.
+Invariant: every row that was read ends as samples or as one line of a unit's quarantine file, and every context of it that
+is in no sample has a line of its own (`part_...`), which counts as no faulty row.
 Hard decision: a unit stops only for policies that forbid a single row (`error`). The share of bad rows is judged over all
 units when they are there, so a small bad file does not stop a large good build, and raising the share repeats no work.
 """
@@ -15,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dflash.config import DataConfig
-from dflash.data.quarantine import MADE_BY_THE_TARGET, REMEDIES, BadRowError
+from dflash.data.quarantine import MADE_BY_THE_TARGET, PART_PREFIX, REMEDIES, BadRowError
 from dflash.errors import DataError
 from dflash.records import QuarantinedRow
 
@@ -75,14 +76,14 @@ def refuse_if_forbidden(row: QuarantinedRow, data: DataConfig) -> None:
 def forbids(code: str, data: DataConfig) -> bool:
     """Whether a single row with this reason stops the build."""
     policy = data.over_long if code == "over_long" else data.bad_rows
-    return policy == "error" and code not in MADE_BY_THE_TARGET
+    return policy == "error" and code not in MADE_BY_THE_TARGET and not code.startswith(PART_PREFIX)
 
 
 def check_share(counts: Mapping[str, int], *, rows: int, data: DataConfig, example: QuarantinedRow | None, listed_in: str) -> None:
     """Stop the build if too large a share of all rows is faulty, or if nothing is left to learn from.
 
     Args:
-        counts: bad rows by reason code.
+        counts: bad rows, and left out parts of others, by reason code.
         rows: rows read in all.
         data: the share that is tolerated.
         example: one of the bad rows, for the message.
@@ -93,6 +94,7 @@ def check_share(counts: Mapping[str, int], *, rows: int, data: DataConfig, examp
     """
     if not rows:
         raise DataError("the source holds no row at all", remedy="check data.files")
+    counts = {code: count for code, count in counts.items() if not code.startswith(PART_PREFIX)}
     faulty = {code: count for code, count in counts.items() if code not in MADE_BY_THE_TARGET}
     too_many = sum(faulty.values()) > data.max_bad_frac * rows
     if not too_many and sum(counts.values()) < rows:
@@ -100,10 +102,11 @@ def check_share(counts: Mapping[str, int], *, rows: int, data: DataConfig, examp
     blamed = faulty if too_many else counts
     worst = max(blamed, key=lambda code: blamed[code])
     shown = "" if example is None else f"; e.g. {example.origin}: {example.reason}"
+    left = rows - sum(counts.values())
+    limit = f"data.max_bad_frac is {data.max_bad_frac}" if left else "nothing is left to learn from"
     raise DataError(
-        f"{sum(counts.values())} of {rows} rows cannot be used ({_listed(counts)}), data.max_bad_frac is "
-        f"{data.max_bad_frac}{shown}",
-        remedy=f"{REMEDIES.get(worst, 'mend the rows')}, or raise data.max_bad_frac; {listed_in}",
+        f"{rows - left} of {rows} rows cannot be used ({_listed(counts)}), {limit}{shown}",
+        remedy=f"{REMEDIES.get(worst, 'mend the rows')}{', or raise data.max_bad_frac' if left else ''}; {listed_in}",
     )
 
 

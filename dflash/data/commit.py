@@ -20,14 +20,15 @@ from typing import Any
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from dflash.config import Config
-from dflash.data.bad_rows import check_share, forbids, refuse_if_forbidden, warn_of_answers
+from dflash.config import Config, DataConfig
+from dflash.data.bad_rows import check_share, forbids, reason_code, refuse_if_forbidden, warn_of_answers
 from dflash.data.buckets import auto_edges, equal_mass_edges
 from dflash.data.columns import TokenizedSample
 from dflash.data.fingerprint import data_set_fingerprint
 from dflash.data.manifest import BUILD_FILE, EDGES_FILE, MANIFEST_FILE, PREVIEW_FILE, manifest_name, read_manifest
 from dflash.data.parquet import readable
 from dflash.data.preview import preview_page
+from dflash.data.quarantine import PART_PREFIX
 from dflash.data.shards import columns_of_table
 from dflash.data.units import BuildJob, reuse_policy, staged_lengths
 from dflash.errors import DataError, SchemaVersionError, StorageError
@@ -70,13 +71,21 @@ def fix_edges(job: BuildJob, staged: Sequence[UnitRecord]) -> tuple[int, ...]:
         The data set's edges from now on; files that come later keep them.
 
     Raises:
-        DataError: there is no sample to choose by.
+        BadRowError: a row that is not tolerated.
+        DataError: too many bad rows, or nothing but bad rows: edges that they chose would stay when they are mended.
     """
     fixed = known_edges(job)
     if fixed is not None:
         return fixed
     data = job.config.data
     try:
+        _judge_rows(
+            _bad_counts(staged),
+            [record.quarantine for record in staged],
+            rows=sum(record.source.rows for record in staged),
+            store=job.staging.store,
+            data=data,
+        )
         counts = staged_lengths(job, staged)
     except (StorageError, DataError):
         # Another builder may have fixed the edges and dealt out the same staged rows in the meantime.
@@ -133,15 +142,22 @@ def judge(manifest: DataManifest, job: BuildJob) -> None:
         DataError: too many bad rows, or nothing but bad rows.
     """
     data, counts = job.config.data, manifest.quarantined
-    listed = [file for file in manifest.quarantine_files if file.rows]
-    if any(forbids(code, data) for code in counts):
-        for row in (row for file in listed for row in _bad_rows(job.store, file)):
-            refuse_if_forbidden(row, data)
-    example = next(iter(_bad_rows(job.store, listed[0])), None) if listed else None
-    where = f"all are listed in {job.location}/{listed[0].path}" if listed else ""
-    more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
-    check_share(counts, rows=manifest.rows, data=data, example=example, listed_in=where + more)
+    _judge_rows(counts, manifest.quarantine_files, rows=manifest.rows, store=job.store, data=data)
     warn_of_answers(counts, rows=manifest.rows, data=data)
+    for source in manifest.sources:
+        if not source.rows:
+            logger.warning("%s holds no row at all", source.label)
+
+
+def _judge_rows(counts: Mapping[str, int], files: Sequence[DataFile], *, rows: int, store: Store, data: DataConfig) -> None:
+    listed = [file for file in files if file.rows]
+    if any(forbids(code, data) for code in counts):
+        for row in (row for file in listed for row in _bad_rows(store, file)):
+            refuse_if_forbidden(row, data)
+    rejected = (row for file in listed for row in _bad_rows(store, file) if not reason_code(row).startswith(PART_PREFIX))
+    where = f"all are listed in {store.uri}/{listed[0].path}" if listed else ""
+    more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
+    check_share(counts, rows=rows, data=data, example=next(rejected, None), listed_in=where + more)
 
 
 def warn_of_inexact_answers(records: Sequence[UnitRecord]) -> None:
@@ -181,6 +197,7 @@ def assemble(records: Sequence[UnitRecord], job: BuildJob) -> DataManifest:
         max_length_tokens=config.data.max_length_tokens,
         edges_tokens=edges,
         quarantined=_bad_counts(records),
+        dropped_tokens=sum(record.dropped_tokens for record in records),
         buckets=buckets,
         prompt_files=tuple(record.prompts for record in records),
         quarantine_files=tuple(record.quarantine for record in records),

@@ -1,4 +1,4 @@
-"""Consumption of a plan: which positions are left, where skipping makes long runs, which batch goes to which rank; pure.
+"""Consumption of a plan: which positions are left, where skipping makes long runs; pure.
 
 Invariant: nothing here is set up in time proportional to the plan, so a resume at any position costs the same.
 """
@@ -8,15 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import overload
 
-import numpy as np
-
 from dflash.data.plan_arrays import BatchPlan
-
-WINDOW_STEPS = 32
-"""Steps whose batches are dealt to the ranks together: the wider, the more equal; the narrower, the closer to the plan's order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,70 +126,3 @@ def _run(plan: BatchPlan, positions: range, bucket: int, without: set[int]) -> l
             break
         run.append(position)
     return run
-
-
-class RankedSteps:
-    """A plan dealt to R data-parallel ranks: at every step each rank has one batch, all of nearly equal cost.
-
-    `WINDOW_STEPS` steps are dealt together: their batches, sorted by padded tokens, are cut into groups of R neighbours, one group
-    a step, in the order of the plan; inside a group the rank that has had least so far gets the most. So every batch of an epoch
-    is consumed once, less than `WINDOW_STEPS` steps from its place, and all ranks have the same number of steps. What R does not
-    divide is left over at each epoch's end and declared.
-
-    Args:
-        plan: the plan.
-        ranks: R, at least 1.
-        skipped: positions to leave out.
-
-    Attributes:
-        left_over: positions that no rank gets, fewer than R an epoch.
-    """
-
-    def __init__(self, plan: BatchPlan, *, ranks: int, skipped: Collection[int]) -> None:
-        self._plan = plan
-        self._ranks = ranks
-        epochs = [plan.positions_of_epoch(epoch) for epoch in range(len(plan.epochs))]
-        self._epochs = [positions_to_consume(places.stop, start=places.start, skipped=skipped) for places in epochs]
-        self._firsts = np.cumsum([0, *(len(positions) // ranks for positions in self._epochs)])
-        self.left_over = tuple(p for positions in self._epochs for p in positions[len(positions) // ranks * ranks :])
-        self._deal = lru_cache(maxsize=2)(self._deal_window)
-
-    def __len__(self) -> int:
-        """Steps of every rank."""
-        return int(self._firsts[-1])
-
-    def __getitem__(self, step: int) -> tuple[int, ...]:
-        """[R] the position that each rank has at a step."""
-        if not 0 <= step < len(self):
-            raise IndexError(f"there are {len(self)} steps, not {step}")
-        epoch = int(np.searchsorted(self._firsts, step, side="right")) - 1
-        window, inside = divmod(step - int(self._firsts[epoch]), WINDOW_STEPS)
-        return self._deal(epoch, window)[inside]
-
-    def of_rank(self, rank: int, *, start_step: int) -> Iterator[int]:
-        """The positions of one rank, from a step on."""
-        return (self[step][rank] for step in range(start_step, len(self)))
-
-    def _deal_window(self, epoch: int, window: int) -> list[tuple[int, ...]]:
-        ranks, size = self._ranks, WINDOW_STEPS * self._ranks
-        usable = len(self._epochs[epoch]) // ranks * ranks
-        positions = np.array(self._epochs[epoch][window * size : min((window + 1) * size, usable)])
-        costs = self._plan.padded_tokens_of(positions, epoch=epoch)
-        order = np.argsort(costs, kind="stable")
-        groups, group_costs = positions[order].reshape(-1, ranks), costs[order].reshape(-1, ranks)
-        had = np.zeros(ranks, np.int64)
-        # The same rank must not be first in every window: ties go by a rank that moves on.
-        turn = (np.arange(ranks) + window) % ranks
-        dealt = []
-        for group in np.argsort(groups.min(axis=1)):
-            richest_first = turn[np.argsort(-had[turn], kind="stable")]
-            had[richest_first] += group_costs[group]
-            step = np.empty(ranks, np.int64)
-            step[richest_first] = groups[group]
-            dealt.append(tuple(step.tolist()))
-        return dealt
-
-
-def rank_positions(plan: BatchPlan, *, rank: int, ranks: int, skipped: Collection[int]) -> Iterator[int]:
-    """The positions that one of R ranks consumes, in order; see `RankedSteps`."""
-    return RankedSteps(plan, ranks=ranks, skipped=skipped).of_rank(rank, start_step=0)

@@ -5,15 +5,15 @@ empty turns.
 
 Invariant: every row (of JSON lines: every line that is not blank) yields exactly one `Conversation` or one `QuarantinedRow`;
 a yielded conversation is plain text, or an optional system turn followed by turns in order, beginning with a user turn, and
-its id is unique in the stream. Whether a bad row stops the build is the caller's decision.
+its id is unique in the file and in the stream. Whether a bad row stops the build is the caller's decision.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +25,7 @@ from dflash.data.formats_json import MAX_ROW_BYTES, OversizedRow
 from dflash.data.formats_shapes import ROLES, conversation_of
 from dflash.data.formats_tools import without_nulls
 from dflash.data.quarantine import BadRowError
+from dflash.data.seen_ids import SeenIds, id_digests
 from dflash.data.synthetic import Split, generate_conversations
 from dflash.errors import DataError
 from dflash.records import Conversation, Message, QuarantinedRow
@@ -51,14 +52,12 @@ def read_source(uri: str, *, label: str, system_prompt: str | None) -> Iterator[
         StorageError: the file is missing, cannot be read, or is a damaged compressed stream.
         DataError: it is cut short inside its list of rows, or is no readable table.
     """
-    ids = UniqueIds()
-    for raw in read_raw_batches(uri, rows_per_batch=READ_ROWS):
-        for row in parse_batch(raw, label=label, system_prompt=system_prompt):
-            yield ids.checked(row)
+    for rows in _batches(uri, label, system_prompt):
+        yield from rows
 
 
 def parse_batch(raw: RawBatch, *, label: str, system_prompt: str | None) -> list[Conversation | QuarantinedRow]:
-    """Parse raw rows; that ids are unique is for the caller to see to (`UniqueIds`), who knows all batches.
+    """Parse raw rows; that ids are unique is for the caller to see to (`SeenIds`), who knows all batches.
 
     Returns:
         In order, one value a row; blank lines give none.
@@ -93,33 +92,6 @@ def parse_row(row: RawRow, *, origin: str, default_id: str) -> Conversation:
     return conversation_of(value, origin=origin, default_id=default_id)
 
 
-class UniqueIds:
-    """Turns a row whose id was used before into a bad row; about 100 bytes an id."""
-
-    def __init__(self) -> None:
-        self._origins: dict[int, str | int] = {}
-        self._file = ""
-
-    def checked(self, row: Conversation | QuarantinedRow) -> Conversation | QuarantinedRow:
-        """The same row, or the bad row that its repeated id makes of it."""
-        if isinstance(row, QuarantinedRow):
-            return row
-        key = int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest())
-        first = self._origins.setdefault(key, self._short(row.origin))
-        if first == self._short(row.origin):
-            return row
-        before = first if isinstance(first, str) else f"{self._file}:{first}"
-        error = BadRowError("duplicate_id", f"id {row.id!r} was used before at {before}", origin=row.origin)
-        return error.row
-
-    def _short(self, origin: str) -> str | int:
-        """The row's number alone if it is of the first file seen: a million texts would cost ten times the memory."""
-        file, _, number = origin.rpartition(":")
-        if not self._file:
-            self._file = file
-        return int(number) if file == self._file and number.isdigit() else origin
-
-
 def read_conversations(
     files: Sequence[str], *, limit: int | None, system_prompt: str | None
 ) -> Iterator[Conversation | QuarantinedRow]:
@@ -131,7 +103,8 @@ def read_conversations(
         system_prompt: system turn put before conversations that have none; None adds none.
 
     Yields:
-        A conversation, or the bad row with its `file:row` and reason.
+        A conversation, or the bad row with its `file:row` and reason. An id that an earlier file has used too has its file's
+        label in front of it (`b.jsonl/17`).
 
     Raises:
         StorageError: a file is missing or cannot be read, or a pattern matches nothing.
@@ -151,9 +124,15 @@ def read_conversations(
 
 
 def source_labels(files: Sequence[str]) -> list[str]:
-    """What ids of rows without one begin with, one label a file: its name, or all of its address where names repeat."""
-    names = [PurePosixPath(uri).name for uri in files]
-    return [name if names.count(name) == 1 else uri for uri, name in zip(files, names, strict=True)]
+    """What a data set calls its files: their names without folders; the second file of one name has `~2` behind it.
+
+    A label depends on no file that comes later, so files can be added behind the others.
+    """
+    labels: dict[str, None] = {}
+    for name in (PurePosixPath(uri).name for uri in files):
+        forms = chain([name], (f"{name}~{number}" for number in count(2)))
+        labels[next(form for form in forms if form not in labels)] = None
+    return list(labels)
 
 
 def synthetic_conversations(*, seed: int, count: int, split: Split, system_prompt: str | None) -> Iterator[Conversation]:
@@ -191,11 +170,24 @@ def with_system_prompt(messages: tuple[Message, ...], system_prompt: str | None)
 
 def _rows(files: Sequence[str], system_prompt: str | None) -> Iterator[Conversation | QuarantinedRow]:
     uris = list(dict.fromkeys(uri for pattern in files for uri in expand(pattern)))
-    ids = UniqueIds()
+    seen = SeenIds()
     for uri, label in zip(uris, source_labels(uris), strict=True):
-        for raw in read_raw_batches(uri, rows_per_batch=READ_ROWS):
-            for row in parse_batch(raw, label=label, system_prompt=system_prompt):
-                yield ids.checked(row)
+        for rows in _batches(uri, label, system_prompt):
+            yield from seen.checked(_renamed(rows, seen, label) if len(uris) > 1 else rows)
+
+
+def _batches(uri: str, label: str, system_prompt: str | None) -> Iterator[list[Conversation | QuarantinedRow]]:
+    """One file's rows; a conversation whose id was used before in it is a bad row."""
+    seen = SeenIds()
+    for raw in read_raw_batches(uri, rows_per_batch=READ_ROWS):
+        yield list(seen.checked(parse_batch(raw, label=label, system_prompt=system_prompt)))
+
+
+def _renamed(rows: Iterable[Conversation | QuarantinedRow], seen: SeenIds, label: str) -> list[Conversation | QuarantinedRow]:
+    """Rows of one file; ids that earlier files have used are qualified."""
+    found = list(rows)
+    used = iter(seen.met(id_digests([row.id for row in found if isinstance(row, Conversation)])).tolist())
+    return [replace(row, id=f"{label}/{row.id}") if isinstance(row, Conversation) and next(used) else row for row in found]
 
 
 def _decoded(row: bytes, origin: str) -> Any:

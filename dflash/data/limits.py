@@ -11,12 +11,15 @@ learns from the target's states on a shortened context, as with truncation.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from dflash.data.quarantine import BadRowError
 from dflash.data.render import Rendered
 from dflash.data.render_spans import Span
+
+_LIKE_A_PIECE = re.compile(r"#\d+#*\Z")
 
 OverLong = Literal["error", "drop", "truncate", "split"]
 
@@ -62,10 +65,23 @@ def apply_limit(rendered: Rendered, *, limit: int, policy: OverLong) -> Limited:
 
 
 def sample_ids(conversation_id: str, count: int) -> list[str]:
-    """Ids of the samples that a conversation became: its own, or with `#1`, `#2`, ... behind it."""
-    if count == 1:
-        return [conversation_id]
-    return [f"{conversation_id}#{number}" for number in range(1, count + 1)]
+    """Ids of the samples that a conversation became: its own, or with `#1`, `#2`, ... behind it.
+
+    An id that looks like that already (`x#1`) is told from a piece of `x` by another `#` behind it.
+    """
+    own = f"{conversation_id}#" if _LIKE_A_PIECE.search(conversation_id) else conversation_id
+    return [own] if count == 1 else [f"{own}#{number}" for number in range(1, count + 1)]
+
+
+def qualified_id(conversation_id: str, *, label: str, row: str) -> str:
+    """A conversation's id that is unique in a data set whose sources have unique labels without a slash.
+
+    Args:
+        conversation_id: unique inside its source.
+        label: of the source.
+        row: number of the row there; an id that was made of the two is qualified as it is.
+    """
+    return conversation_id if conversation_id == f"{label}:{row}" else f"{label}/{conversation_id}"
 
 
 def _pieces(spans: tuple[Span, ...], length: int, limit: int) -> list[Span]:

@@ -162,7 +162,7 @@ class _Making:
         return shortest_feasible_run(counts, epochs=self._epochs)
 
     def _limit(self) -> int:
-        if self._plan.order != "interleave":
+        if self._plan.order != "interleave" or self._plan.equal_cost_neighbours > 1:
             return 0
         return max(run_limit(counts, self._plan, epochs=self._epochs) for counts in self._counts)
 
@@ -173,6 +173,8 @@ class _Making:
         share = f"bucket {counts.index(most)} has {most} of {total} batches an epoch"
         if self._plan.order != "interleave":
             return f"the order `{self._plan.order}` keeps no limit; runs of {shortest} are the shortest possible, as {share}"
+        if self._plan.equal_cost_neighbours > 1:
+            return f"groups of {self._plan.equal_cost_neighbours} batches of equal cost keep no limit; {share}"
         if shortest <= self._plan.max_bucket_run:
             return f"runs of at most {self._plan.max_bucket_run} are feasible, as {share}"
         wanted = f"runs of at most {self._plan.max_bucket_run} are not feasible"

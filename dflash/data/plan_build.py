@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dflash.config import PlanConfig
 from dflash.data.buckets import count_lengths
+from dflash.data.cost_groups import group_by_cost
 from dflash.data.interleave import NOTHING_YET, RunEnd, end_of, interleave_epoch, shortest_feasible_run
 from dflash.data.packing import Packed, count_rungs, pack_in_order, pack_sorted, padded_lengths, sort_windows
 from dflash.data.plan_arrays import EpochArrays, row_dtype
@@ -65,16 +66,18 @@ class Planner:
         self._plan = plan
         self._seed = seed
         self._epochs = epochs
+        self._made = 0
         self.padded = padded_lengths(count_lengths(lengths, longest=None), plan=plan)
         self._capacity = self.padded.capacity(plan)
         self._buckets = [] if plan.order == "random" else [self._members(k) for k in range(int(buckets.max()) + 1)]
 
     def epochs(self) -> Iterator[EpochArrays]:
         """The epochs in order; each is made when it is asked for."""
-        after = NOTHING_YET
+        after, self._made = NOTHING_YET, 0
         for epoch in range(self._epochs):
             arrays = self._random_epoch(epoch) if self._plan.order == "random" else self._epoch(epoch, after)
             after = end_of(arrays.bucket, after=after)
+            self._made += len(arrays)
             yield arrays
 
     def _members(self, bucket: int) -> _Bucket:
@@ -148,6 +151,9 @@ class Planner:
 
     def _ordered(self, rows: NDArray[Any], size: IntArray, rung: IntArray, bucket: NDArray[Any], batches: IntArray) -> EpochArrays:
         starts = np.cumsum(size) - size
+        if self._plan.equal_cost_neighbours > 1:
+            costs = size[batches] * self.padded.tokens[rung[batches]]
+            batches = batches[group_by_cost(costs, size=self._plan.equal_cost_neighbours, first=self._made)]
         return EpochArrays(
             rows=rows,
             start=starts[batches].astype(rows.dtype),

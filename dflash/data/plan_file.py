@@ -57,14 +57,6 @@ class PlanWriter:
         atomic_write_text(self._dir / MANIFEST_FILE, to_sealed_json(manifest))
 
 
-def write_plan(plan: BatchPlan, plan_dir: Path) -> None:
-    """Write a plan that is in memory."""
-    writer = PlanWriter(plan_dir)
-    for arrays in plan.epochs:
-        writer.add(arrays)
-    writer.finish(plan.manifest)
-
-
 def read_plan_manifest(plan_dir: Path) -> PlanManifest:
     """What a stored plan is, without reading its arrays.
 

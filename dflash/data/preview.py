@@ -69,7 +69,8 @@ def _figures(manifest: DataManifest) -> str:
         ("supervised", f"{share:.0%}"),
         ("answers by", "the target itself" if manifest.on_policy else "the corpus"),
         ("template flags", flags),
-        ("rows set aside", quarantined),
+        ("set aside", quarantined),
+        ("tokens cut off", f"{manifest.dropped_tokens:,}"),
     )
     return '<dl class="figures">' + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures) + "</dl>"
 

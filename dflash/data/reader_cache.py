@@ -19,11 +19,6 @@ class ByteCache(Generic[ValueT]):
         self._items: OrderedDict[Hashable, tuple[ValueT, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held now."""
-        return self._held_bytes
-
     def get(self, key: Hashable) -> ValueT | None:
         """The value of a key, if it is still held."""
         with self._lock:

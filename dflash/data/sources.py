@@ -8,29 +8,28 @@ so that units never wait for each other.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from dflash.config import DataConfig
 from dflash.data.answers import count_answers
-from dflash.data.conversations import parse_batch, synthetic_conversations
+from dflash.data.conversations import read_source, source_labels, synthetic_conversations
 from dflash.data.fingerprint import Recipe, unit_fingerprint
-from dflash.data.formats import read_raw_batches
-from dflash.data.seen_ids import SeenIds, id_digests
 from dflash.errors import DataError
 from dflash.records import Conversation, QuarantinedRow, to_json
 from dflash.storage import read_chunks
 from dflash.storage.compression import expand, open_decompressed
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """(label, done, total)."""
 
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """How gzip and zstd begin."""
-
-_ROWS_PER_READ = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class SourceFile:
 
     Attributes:
         uri: where its bytes are; None for the generator.
-        label: the file's name without its folder, or the generator's name.
+        label: the file's name without its folder (`plan_units` makes it unique), or the generator's name.
         sha256: of the file's bytes as they lie there (compressed or not), or of the generator's conversations.
         size_bytes: of the file; 0 for the generator.
         lines: about how many rows it holds, for the progress alone.
@@ -123,7 +122,7 @@ def describe_file(uri: str) -> SourceFile:
 def describe_generator(data: DataConfig) -> SourceFile:
     """Hash the conversations that the generator really gives."""
     digest, lines = hashlib.sha256(), 0
-    for conversation in read_rows(data, None, limit=None):
+    for conversation in _generated(data):
         digest.update(to_json(conversation).encode())
         lines += 1
     return SourceFile(None, f"synthetic-{data.seed}", digest.hexdigest(), 0, lines)
@@ -145,32 +144,22 @@ def describe_sources(data: DataConfig, *, progress: Progress) -> list[SourceFile
     return sources
 
 
-def read_rows(data: DataConfig, uri: str | None, *, limit: int | None) -> Iterator[Conversation | QuarantinedRow]:
-    """Stream one source's rows, up to `limit` conversations (bad rows not counted); None is the generator."""
-    if uri is None:
-        count = data.num_conversations or 0
-        yield from synthetic_conversations(seed=data.seed, count=count, split="train", system_prompt=data.system_prompt)
+def read_rows(data: DataConfig, source: SourceFile, *, limit: int | None) -> Iterator[Conversation | QuarantinedRow]:
+    """Stream one source's rows, up to `limit` conversations (bad rows not counted)."""
+    if source.uri is None:
+        yield from _generated(data)
         return
     taken = 0
-    for row in _unique_rows(uri, data.system_prompt):
+    for row in read_source(source.uri, label=source.label, system_prompt=data.system_prompt):
         yield row
         taken += isinstance(row, Conversation)
         if taken == limit:
             return
 
 
-def _unique_rows(uri: str, system_prompt: str | None) -> Iterator[Conversation | QuarantinedRow]:
-    seen, label = SeenIds(), PurePosixPath(uri).name
-    for raw in read_raw_batches(uri, rows_per_batch=_ROWS_PER_READ):
-        rows = parse_batch(raw, label=label, system_prompt=system_prompt)
-        met = iter(seen.add(id_digests([row.id for row in rows if isinstance(row, Conversation)])).tolist())
-        for row in rows:
-            yield duplicate_row(row.id, row.origin) if isinstance(row, Conversation) and next(met) else row
-
-
-def duplicate_row(identifier: str, origin: str) -> QuarantinedRow:
-    """The bad row that a repeated id makes of a conversation."""
-    return QuarantinedRow(origin, f"duplicate_id: id {identifier!r} was used before in this source")
+def _generated(data: DataConfig) -> Iterator[Conversation]:
+    count = data.num_conversations or 0
+    return synthetic_conversations(seed=data.seed, count=count, split="train", system_prompt=data.system_prompt)
 
 
 def survey_source(data: DataConfig, source: SourceFile, *, limit: int | None) -> SourceSurvey:
@@ -182,7 +171,7 @@ def survey_source(data: DataConfig, source: SourceFile, *, limit: int | None) ->
     codes: Counter[str] = Counter()
     first_bad: QuarantinedRow | None = None
     conversations = answers = 0
-    for row in read_rows(data, source.uri, limit=limit):
+    for row in read_rows(data, source, limit=limit):
         if isinstance(row, Conversation):
             conversations += 1
             answers += count_answers([row])
@@ -204,24 +193,29 @@ def plan_units(data: DataConfig, sources: Sequence[SourceFile], recipe: Recipe) 
         DataError: the same content comes twice.
     """
     left = data.num_conversations if data.source == "files" else None
-    units: dict[str, UnitSpec] = {}
-    labels: Counter[str] = Counter()
-    for source in sources:
+    units: list[UnitSpec] = []
+    names: Counter[str] = Counter()
+    known: dict[tuple[str, str], SourceFile] = {}
+    for given, label in zip(sources, source_labels([each.label for each in sources]), strict=True):
+        before = known.setdefault((given.label, given.sha256), given)
+        if before is not given:
+            raise DataError(
+                f"{given.uri} and {before.uri} have the same name and the same content",
+                remedy="name each file once in data.files",
+            )
+        source = replace(given, label=label)
         limit = None
         if left is not None:
             found = survey_source(data, source, limit=left).conversations
             limit, left = (None if found < left else left), left - found
-        unit = unit_fingerprint(recipe.fingerprint, label=source.label, sha256=source.sha256, limit=limit)
-        if unit in units:
-            raise DataError(
-                f"{source.uri} and {units[unit].source.uri} have the same name and the same content",
-                remedy="name each file once in data.files",
-            )
-        labels[source.label] += 1
-        units[unit] = UnitSpec(unit, source, limit, journal=_journal_name(source.label, labels[source.label]))
+        unit = unit_fingerprint(recipe.fingerprint, label=label, sha256=source.sha256, limit=limit)
+        names[given.label] += 1
+        units.append(UnitSpec(unit, source, limit, journal=_journal_name(given.label, names[given.label])))
         if left == 0:
             break
-    return list(units.values())
+    if left:
+        logger.warning("data.num_conversations is %d, the files hold %d fewer", data.num_conversations, left)
+    return units
 
 
 def _journal_name(label: str, occurrence: int) -> str:

@@ -2,7 +2,8 @@
 
 Invariant: a sample that comes out has two consecutive supervised tokens (hence an anchor), at most `max_length_tokens`
 tokens, only ids that the target has rows for, and never the mask token; a row that goes in comes out as samples or as one
-quarantined row. The outcome depends on the batch alone, so batches may be tokenized anywhere, in any order.
+quarantined row, and every context of it that is in no sample as a quarantined part. A sample's id is unique in the data set.
+The outcome depends on the batch alone, so batches may be tokenized anywhere, in any order.
 The proofs about ids are made on whole conversations, before any limit could hide what is wrong with them.
 """
 
@@ -20,9 +21,9 @@ from dflash.data.answers import AnsweredConversation
 from dflash.data.columns import SampleColumns, TokenizedSample
 from dflash.data.conversations import parse_batch
 from dflash.data.formats import RawBatch
-from dflash.data.limits import apply_limit, sample_ids
+from dflash.data.limits import apply_limit, qualified_id, sample_ids
 from dflash.data.prompt_hashes import DIGEST_BYTES
-from dflash.data.quarantine import BadRowError
+from dflash.data.quarantine import PART_PREFIX, BadRowError
 from dflash.data.render import ChatRenderer, Rendered
 from dflash.data.seen_ids import id_digests
 from dflash.data.synthetic import prompt_hash
@@ -39,7 +40,7 @@ class TokenizeJob:
 
     Attributes:
         data: rendering, limits and policies.
-        label: of the source, for rows without an id or a label.
+        label: of the source: qualifies the ids of its rows, and is the id, with the row's number, of rows without one.
         mask_token_id: must never occur; vocab_size: rows of the target's embedding.
     """
 
@@ -56,7 +57,8 @@ class TokenizedBatch:
 
     Attributes:
         samples: n samples; `owners` [n]: the row that each was made from, ascending.
-        bad: (row, why), ascending.
+        bad: (row, why), ascending; also the parts that are left out of rows that became samples.
+        dropped: (row, tokens of it that are in none of its samples), ascending; rows that are wholly used are not listed.
         id_rows, id_digests: [C] rows that are conversations, and 64 bits of a hash of their ids.
         ids, origins: [C] for the error about a duplicate.
         prompt_digests: hashes of the user turns of kept rows, end to end; `prompt_rows`: the row of each.
@@ -67,6 +69,7 @@ class TokenizedBatch:
     samples: SampleColumns
     owners: NDArray[np.int64]
     bad: list[tuple[int, QuarantinedRow]]
+    dropped: list[tuple[int, int]]
     id_rows: list[int]
     id_digests: NDArray[np.uint64]
     ids: list[str]
@@ -75,6 +78,15 @@ class TokenizedBatch:
     prompt_rows: list[int]
     answers: int
     exact_answers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """A row that became samples, and what of it did not."""
+
+    samples: list[TokenizedSample]
+    left_out: list[QuarantinedRow]
+    dropped_tokens: int
 
 
 class BatchTokenizer:
@@ -105,14 +117,18 @@ class BatchTokenizer:
         samples: list[TokenizedSample] = []
         owners: list[int] = []
         kept: list[tuple[int, AnsweredConversation]] = []
+        dropped: list[tuple[int, int]] = []
         for (row, each), found in zip(answered, rendered, strict=True):
             outcome = found if isinstance(found, QuarantinedRow) else self._limited(each.conversation, found)
             if isinstance(outcome, QuarantinedRow):
                 bad.append((row, outcome))
                 continue
-            samples += outcome
-            owners += [row] * len(outcome)
+            samples += outcome.samples
+            owners += [row] * len(outcome.samples)
             kept.append((row, each))
+            bad += [(row, part) for part in outcome.left_out]
+            if outcome.dropped_tokens:
+                dropped.append((row, outcome.dropped_tokens))
         bad.sort(key=lambda entry: entry[0])
         prompts = [(row, text) for row, each in kept for text in _user_texts(each.conversation)]
         by_target = [each for _, each in kept if self._job.data.answers.regenerate]
@@ -121,6 +137,7 @@ class BatchTokenizer:
             samples=SampleColumns.of(samples),
             owners=np.array(owners, np.int64),
             bad=bad,
+            dropped=dropped,
             id_rows=[row for row, _ in answered],
             id_digests=id_digests([each.conversation.id for _, each in answered]),
             ids=[each.conversation.id for _, each in answered],
@@ -134,24 +151,30 @@ class BatchTokenizer:
     def _parsed(self, batch: RawBatch) -> list[Conversation | QuarantinedRow]:
         return parse_batch(batch, label=self._job.label, system_prompt=self._job.data.system_prompt)
 
-    def _limited(self, conversation: Conversation, found: tuple[Rendered, ...]) -> list[TokenizedSample] | QuarantinedRow:
+    def _limited(self, conversation: Conversation, found: tuple[Rendered, ...]) -> _Used | QuarantinedRow:
         data = self._job.data
         pieces: list[Rendered] = []
-        reason = ""
-        for whole in found:
+        left_out: list[tuple[int, str]] = []
+        for number, whole in enumerate(found, start=1):
             if len(whole) <= data.max_length_tokens and whole.has_pair:
                 pieces.append(whole)
                 continue
             try:
                 pieces += apply_limit(whole, limit=data.max_length_tokens, policy=data.over_long).samples
             except BadRowError as error:
-                reason = error.row.reason
-        if not pieces:
-            return QuarantinedRow(conversation.origin, reason)
-        return [
-            TokenizedSample(name, conversation.kind, piece.input_ids, piece.loss_spans, piece.turns)
-            for name, piece in zip(sample_ids(conversation.id, len(pieces)), pieces, strict=True)
-        ]
+                left_out.append((number, error.row.reason))
+        over_long = next((reason for _, reason in left_out if reason.startswith("over_long")), None)
+        if not pieces or (over_long is not None and data.over_long == "error"):
+            return QuarantinedRow(conversation.origin, over_long or left_out[-1][1])
+        name = qualified_id(conversation.id, label=self._job.label, row=conversation.origin.rpartition(":")[2])
+        return _Used(
+            samples=[
+                TokenizedSample(own, conversation.kind, piece.input_ids, piece.loss_spans, piece.turns)
+                for own, piece in zip(sample_ids(name, len(pieces)), pieces, strict=True)
+            ],
+            left_out=[QuarantinedRow(conversation.origin, _part_reason(why, number, of=len(found))) for number, why in left_out],
+            dropped_tokens=sum(map(len, found)) - sum(map(len, pieces)),
+        )
 
     def _check_ids(self, conversations: Sequence[Conversation], rendered: Sequence[tuple[Rendered, ...] | QuarantinedRow]) -> None:
         """Prove that no id is the mask token's or out of range."""
@@ -190,6 +213,11 @@ def _answered(row: Row) -> AnsweredConversation | None:
     if isinstance(row, Conversation):
         return AnsweredConversation(row, finished=True, exact=True)
     return row if isinstance(row, AnsweredConversation) else None
+
+
+def _part_reason(reason: str, number: int, *, of: int) -> str:
+    code, _, detail = reason.partition(": ")
+    return f"{PART_PREFIX}{code}: context {number} of {of}: {detail}"
 
 
 def _user_texts(conversation: Conversation) -> list[str]:

@@ -18,8 +18,8 @@ import numpy as np
 from dflash.data.answers import AnsweredConversation, Answerer, AnswerSettings, answer_conversations
 from dflash.data.formats import read_raw_batches
 from dflash.data.pool import map_in_order
-from dflash.data.seen_ids import SeenIds
-from dflash.data.sources import UnitSpec, duplicate_row, read_rows, survey_source
+from dflash.data.seen_ids import SeenIds, duplicate_row
+from dflash.data.sources import UnitSpec, read_rows, survey_source
 from dflash.data.tokenize import Batch, BatchTokenizer, Row, TokenizedBatch, TokenizeJob, make_renderer
 from dflash.errors import DataError
 from dflash.records import Conversation, QuarantinedRow
@@ -57,7 +57,7 @@ def tokenized_batches(spec: UnitSpec, job: TokenizeJob, *, answering: Answering 
             yield from map_in_order(BatchTokenizer, job, _batched(answered), workers=data.workers)
         return
     if spec.source.uri is None or spec.limit is not None:
-        batches: Iterable[Batch] = _batched(read_rows(data, spec.source.uri, limit=spec.limit))
+        batches: Iterable[Batch] = _batched(read_rows(data, spec.source, limit=spec.limit))
     else:
         batches = read_raw_batches(spec.source.uri, rows_per_batch=ROWS_PER_BATCH)
     seen = SeenIds()
@@ -79,7 +79,7 @@ def _answered_rows(spec: UnitSpec, job: TokenizeJob, answering: Answering) -> Ge
 
     def usable() -> Iterator[Conversation]:
         nonlocal asked
-        for row in read_rows(data, spec.source.uri, limit=spec.limit):
+        for row in read_rows(data, spec.source, limit=spec.limit):
             if isinstance(row, Conversation):
                 asked += 1
                 yield row
@@ -119,6 +119,7 @@ def _without_duplicates(batch: TokenizedBatch, seen: SeenIds) -> TokenizedBatch:
         samples=batch.samples.take(kept),
         owners=batch.owners[kept],
         bad=sorted(bad, key=lambda entry: entry[0]),
+        dropped=[(row, tokens) for row, tokens in batch.dropped if row not in rows],
         prompt_digests=b"".join(batch.prompt_digests[size * place : size * (place + 1)] for place in prompts),
         prompt_rows=[batch.prompt_rows[place] for place in prompts],
     )

@@ -95,7 +95,7 @@ def write_unit(
     """
     writer = BucketWriter(store, scratch, unit=spec.unit, edges=edges, data=data)
     prompts, bad_rows = PromptTable(), BadRowFile(scratch / "quarantine.jsonl", data)
-    rows = answers = exact = 0
+    rows = answers = exact = dropped_tokens = 0
     try:
         for batch in batches:
             for _, row in batch.bad:
@@ -103,6 +103,7 @@ def write_unit(
                 bad_rows.add(_without_place(row, spec))
             writer.add(batch.samples)
             prompts.add(batch.prompt_digests)
+            dropped_tokens += sum(tokens for _, tokens in batch.dropped)
             rows, answers, exact = rows + batch.rows, answers + batch.answers, exact + batch.exact_answers
             progress("tokenize", rows, max(rows, spec.rows_expected))
         shards = writer.close()
@@ -127,6 +128,7 @@ def write_unit(
         edges_tokens=tuple(edges),
         buckets=writer.stats,
         quarantined=bad_rows.counts,
+        dropped_tokens=dropped_tokens,
         answers=answers,
         exact_answers=exact,
         prompts=put_data_file(store, f"{stem}.prompts", scratch / "prompts.npy", rows=len(table)),

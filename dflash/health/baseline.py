@@ -14,8 +14,8 @@ level is refreshed every eighth point only, which moves it by less than its own 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ REFRESH_POINTS = 8
 _KEPT_MEDIANS = 5  # refreshes: the lowest of them is where the level stood up to 40 points ago
 
 
-class Level(msgspec.Struct, frozen=True):
+class Level(msgspec.Struct, frozen=True, gc=False):
     """Where a baseline stands.
 
     Attributes:
@@ -45,7 +45,8 @@ class Level(msgspec.Struct, frozen=True):
 
     def scale_for(self, count: float) -> float:
         """Spread expected of a point that averages over `count` samples: wider for few, never below the floor."""
-        return max(self.scale * math.sqrt(self.count / count), self.floor)
+        scale = self.scale * math.sqrt(self.count / count)
+        return max(self.floor, scale)
 
     def z(self, value: float, count: float) -> float:
         """Deviations of `value` above the median, in expected spreads."""
@@ -72,6 +73,7 @@ class Baseline:
         self._floor, self._winsor_z = floor, winsor_z
         self._values: list[float] = []
         self._counts: list[float] = []
+        self._differences: list[float] = []  # from each value to the next, without its sign
         self._medians: list[float] = []
         self._since_refresh = 0
         self._level: Level | None = None
@@ -97,10 +99,12 @@ class Baseline:
         level, values = self._level, self._values
         if level is not None and value > level.median + self._winsor_z * level.floor:
             value = min(value, level.median + self._winsor_z * level.scale_for(count))
+        if values:
+            self._differences.append(abs(value - values[-1]))
         values.append(value)
         self._counts.append(count)
         if len(values) > self._capacity:
-            del values[0], self._counts[0]
+            del values[0], self._counts[0], self._differences[0]
         self._since_refresh += 1
         if self._since_refresh >= REFRESH_POINTS or level is None:
             self._refresh()
@@ -111,12 +115,11 @@ class Baseline:
             return
         self._since_refresh = 0
         median = median_of_sorted(sorted(values[-self._newest :]))
-        differences = sorted(map(abs, map(operator.sub, values[1:], values)))
         self._medians.append(median)
         del self._medians[:-_KEPT_MEDIANS]
         self._level = Level(
             median=median,
-            scale=max(DIFFERENCE_TO_SD * median_of_sorted(differences), self._floor),
+            scale=max(DIFFERENCE_TO_SD * median_of_sorted(sorted(self._differences)), self._floor),
             count=median_of_sorted(sorted(self._counts)),
             floor=self._floor,
             lowest=min(self._medians),
@@ -148,6 +151,7 @@ class Baseline:
             winsor_z=state["winsor_z"],
         )
         baseline._values, baseline._counts = list(map(float, state["values"])), list(state["counts"])
+        baseline._differences = [abs(later - earlier) for earlier, later in pairwise(baseline._values)]
         baseline._medians, baseline._since_refresh = list(map(float, state["medians"])), int(state["since_refresh"])
         baseline._level = msgspec.convert(state["level"], Level | None)
         return baseline

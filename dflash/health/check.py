@@ -11,7 +11,7 @@ starts of segments) make that exact without a second reading of the log.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,8 +22,10 @@ from dflash.errors import DataError
 from dflash.health.causes import Surroundings, classified
 from dflash.health.decision import Remedy, damage_of
 from dflash.health.detectors import Integrity
+from dflash.health.detectors.base import plain
 from dflash.health.detectors.grad_spike import composition
-from dflash.health.detectors.staleness import stale_finding, staleness_summary
+from dflash.health.detectors.replay import Taken
+from dflash.health.detectors.staleness import future_finding, silent_from_s, stale_finding, staleness_summary
 from dflash.health.history import Curve, History
 from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
 from dflash.health.live import LiveSteps
@@ -31,7 +33,8 @@ from dflash.health.panel import Panel, PanelState, Snapshot
 from dflash.health.verdict import Evidence, judge
 from dflash.records import Finding, HealthReport
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+_STRETCH_RECORDS = 256  # judged at once: long enough to be fast, short enough to stay in the processor's cache
 _SEGMENT_EVENTS = frozenset({"start", "resume", "rollback_end"})
 _SEVERITY_ORDER = {"critical": 0, "warn": 1, "info": 2}
 
@@ -44,6 +47,7 @@ class CheckerState(msgspec.Struct, frozen=True):
     live: LiveSteps
     panel: PanelState
     snapshots: list[Snapshot]
+    taken: list[Taken]
     integrity: dict[str, Any]
     history: History
     replaced: bool
@@ -60,31 +64,45 @@ class HealthChecker:
 
     def __init__(self, health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> None:
         self._health, self._checkpoint = health, checkpoint
-        self._config = section_hash(health, train, checkpoint)
+        self.config_hash = config_hash(health, train, checkpoint)
         self._integrity = Integrity()
         self._panel = Panel(health, train, checkpoint)
         self._fresh = self._panel.state()
         self._live = LiveSteps()
         self._history = History()
         self._replaced = False
+        self._interval_steps = checkpoint.interval_steps
+        self._stretch: list[StepLine] = []  # arrived and not judged yet: never outlives a call of `feed`
 
     @property
     def history(self) -> History:
         """The curves for the report."""
         return self._history
 
+    @property
+    def findings_made(self) -> int:
+        """How many findings there have ever been: while it stands still, a report says nothing new."""
+        return self._integrity.findings.next_number + sum(each.findings.next_number for each in self._panel.detectors)
+
     def feed(self, items: Iterable[LogItem]) -> None:
         """Judge the next items of the log, in order."""
         for item in items:
             if isinstance(item, StepLine):
-                self._see_step(item)
-            elif isinstance(item, EventLine):
+                live = self._live
+                if item.step == live.last + 1 and item.segment == live.segment and not self._replaced:
+                    self._follow(item)
+                else:
+                    self._see_step(item)
+                continue
+            self._judge_stretch()
+            if isinstance(item, EventLine):
                 self._see_event(item)
             elif isinstance(item, TornLine):
                 self._integrity.on_torn(item, self._live.last)
             else:
                 self._integrity.on_replaced(item, self._live.last)
                 self._replaced = True
+        self._judge_stretch()
 
     def report(self, *, run: str, now_s: float, ended: bool, remedy: Remedy) -> HealthReport:
         """Judge what has been fed so far.
@@ -97,7 +115,9 @@ class HealthChecker:
         """
         context, live = self._panel.context, self._live
         stale = stale_finding(self._health, context, now_s=now_s, ended=ended, last_step=live.last)
-        findings = [*self._panel.findings(), *self._integrity.reported(), *([stale] if stale is not None else [])]
+        future = future_finding(context, now_s=now_s, last_step=live.last)
+        timely = [finding for finding in (stale, future) if finding is not None]
+        findings = [*self._panel.findings(), *self._integrity.reported(), *timely]
         findings.sort(key=_order)
         findings, clusters = classified(findings, self._surroundings())
         evidence = Evidence(
@@ -114,12 +134,12 @@ class HealthChecker:
         verdict, headline = judge(evidence)
         damage = damage_of(findings, segment=max(live.segment, 0), last_step=live.last)
         detectors = [detector.summary() for detector in (*self._panel.detectors, self._integrity)]
-        detectors.append(staleness_summary(self._health, context, found=stale is not None, ended=ended))
+        detectors.append(staleness_summary(self._health, context, found=timely, ended=ended))
         return HealthReport(
             run=run,
             verdict=verdict,
             headline=headline,
-            checked_at=datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds"),
+            checked_at=iso_time(now_s),
             segment=max(live.segment, 0),
             first_step=0 if live.last >= 0 else None,
             last_step=live.last if live.last >= 0 else None,
@@ -132,20 +152,40 @@ class HealthChecker:
             stats=self._stats() | {"clusters": [cluster.summary() for cluster in clusters]},
         )
 
+    def silent_from_s(self, *, ended: bool) -> float | None:
+        """Wall time from which silence is a finding, None if it is none however long it lasts."""
+        return silent_from_s(self._health, self._panel.context, ended=ended)
+
     def state(self) -> dict[str, Any]:
         """Everything the checker knows, as JSON-able values."""
         state = CheckerState(
             version=STATE_VERSION,
-            config=self._config,
+            config=self.config_hash,
             live=self._live,
             panel=self._panel.state(),
             snapshots=self._panel.snapshots,
+            taken=self._panel.repeated.taken,
             integrity=self._integrity.state(),
             history=self._history,
             replaced=self._replaced,
         )
-        plain: dict[str, Any] = msgspec.to_builtins(state, str_keys=True)
-        return plain
+        values: dict[str, Any] = msgspec.to_builtins(state, str_keys=True)
+        return values
+
+    def encoded(self) -> bytes:
+        """The state as JSON, without building its values first: what a check after the next few records costs most."""
+        parts = {
+            "version": STATE_VERSION,
+            "config": self.config_hash,
+            "live": self._live,
+            "panel": self._panel.parts(),
+            "snapshots": self._panel.snapshots,
+            "taken": self._panel.repeated.taken,
+            "integrity": self._integrity.parts(),
+            "history": self._history,
+            "replaced": self._replaced,
+        }
+        return msgspec.json.encode(parts, enc_hook=plain)
 
     @classmethod
     def from_state(
@@ -160,28 +200,52 @@ class HealthChecker:
         remedy = "delete the state file: the log is then read from its beginning"
         try:
             saved = msgspec.convert(state, CheckerState, str_keys=True)
-            if saved.version != STATE_VERSION or saved.config != checker._config:
+            if saved.version != STATE_VERSION or saved.config != checker.config_hash:
                 raise DataError("the saved state belongs to another version or configuration", remedy=remedy)
             checker._live, checker._history, checker._replaced = saved.live, saved.history, saved.replaced
             checker._panel.load(saved.panel)
             checker._panel.snapshots = saved.snapshots
+            checker._panel.repeated.taken = saved.taken
             checker._integrity.load(saved.integrity)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"the saved state of the health check is damaged: {error}", remedy=remedy) from error
         return checker
 
+    def _follow(self, record: StepLine) -> None:
+        """Take the record right behind the newest, as nearly all are."""
+        step = record.step
+        if step % self._interval_steps == 0:
+            self._judge_stretch()
+            self._snapshot(step)
+        self._live.last = step
+        self._stretch.append(record)
+        if len(self._stretch) >= _STRETCH_RECORDS:
+            self._judge_stretch()
+
     def _see_step(self, record: StepLine) -> None:
+        step = record.step
+        self._judge_stretch()
         if self._replaced:
-            self._after_replacement(record.segment, record.step)
+            self._after_replacement(record.segment, step)
         if self._live.begins_segment(record.segment):
-            self._begin_segment(record.segment, record.step)
-        elif record.step % self._checkpoint.interval_steps == 0:
-            self._snapshot(record.step)
-        arrival = self._live.arrive(record.segment, record.step)
+            self._begin_segment(record.segment, step)
+        elif step % self._interval_steps == 0:
+            self._snapshot(step)
+        arrival = self._live.arrive(record.segment, step)
         self._integrity.on_arrival(record, arrival, self._panel.context)
         if arrival.kind in ("next", "gap"):
-            self._panel.see_step(record)
-            self._remember(record)
+            self._judge((record,))
+
+    def _judge_stretch(self) -> None:
+        """Judge the records that have arrived one right behind the other and wait for it."""
+        if self._stretch:
+            records, self._stretch = self._stretch, []
+            self._integrity.on_next(records)
+            self._judge(records)
+
+    def _judge(self, records: Sequence[StepLine]) -> None:
+        self._history.see_stretch(records)
+        self._panel.see_stretch(records, after=self._draw)
 
     def _see_event(self, event: EventLine) -> None:
         if self._replaced and event.event in _SEGMENT_EVENTS:
@@ -203,6 +267,7 @@ class HealthChecker:
         if not goes_on:
             self._panel.snapshots = []
             self._panel.load(self._fresh)
+            self._panel.repeated.taken = []
             self._integrity.on_new_process()
             self._live, self._history = LiveSteps(), History()
 
@@ -222,17 +287,21 @@ class HealthChecker:
         if step == self._live.last + 1:
             self._panel.snapshot(step)
 
-    def _remember(self, record: StepLine) -> None:
-        self._history.see_step(record)
+    def _draw(self, record: StepLine) -> None:
+        """Keep the points of a judged record for the curves, with the limits as they now stand."""
+        history = self._history
         for batch in record.micro_batches:
             if batch.ce_sum is not None and batch.n_tokens > 0:
-                curve = self._history.loss.get(batch.bucket) or self._history.loss.setdefault(batch.bucket, Curve())
+                curve = history.loss.get(batch.bucket)
+                if curve is None:
+                    curve = history.loss[batch.bucket] = Curve()
                 if curve.wants_next():
                     band = self._panel.loss.usual_and_limit(batch.bucket)
                     curve.keep(record.step, batch.ce_sum / batch.n_tokens, band=band)
-        key = composition(record)
-        if record.grad_norm is not None and key is not None:
-            curve = self._history.grad_norm.get(key) or self._history.grad_norm.setdefault(key, Curve())
+        if record.grad_norm is not None and (key := composition(record)) is not None:
+            curve = history.grad_norm.get(key)
+            if curve is None:
+                curve = history.grad_norm[key] = Curve()
             if curve.wants_next():
                 curve.keep(record.step, record.grad_norm, band=self._panel.gradient.usual_and_limit(key))
 
@@ -266,7 +335,18 @@ class HealthChecker:
             },
             "last": None if context.last is None else msgspec.to_builtins(context.last),
             "step_time_median_s": context.step_time_median_s(),
+            "last_probe": None if not self._history.probes else msgspec.structs.asdict(self._history.probes[-1]),
         }
+
+
+def config_hash(health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> str:
+    """Identity of what a run is judged by."""
+    return section_hash(health, train, checkpoint)
+
+
+def iso_time(now_s: float) -> str:
+    """Wall time as a report says it."""
+    return datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
 
 
 def _order(finding: Finding) -> tuple[int, int, int, str, int]:

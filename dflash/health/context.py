@@ -5,7 +5,8 @@ Invariant: a pure function of the live records and events seen so far; no clock,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from dflash.records import LrOverlay
 RECENT_STEPS = 512  # longest span whose batches a critical finding can name
 STEP_TIMES = 64
 GRAD_LEAD_STEPS = 2
+EXPLOSION_Z, EXPLOSION_LEAD_STEPS = 20.0, 20
 _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 # Signs of life of the trainer itself; a heartbeat only proves that the log writer lives.
 _LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged", "save_durable", "finish"})
@@ -23,22 +25,28 @@ _LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged
 _PLANNED = frozenset({"epoch", "lr_change"})
 
 
-class RecentStep(msgspec.Struct, array_like=True):
+class RecentStep(msgspec.Struct, array_like=True, gc=False):
     """A step of the recent past: its batches, how far its gradient norm stood out, and the chance of that where it did."""
 
     step: int
-    batch_ids: list[int]
+    batch_ids: tuple[int, ...]
     grad_z: float | None
     grad_chance: float | None = None
 
 
-class Judged(NamedTuple):
-    """A micro-batch of the record in hand against its bucket's baseline; `value` is the logarithm of its mean loss."""
+class Judged(msgspec.Struct, frozen=True, gc=False):
+    """A micro-batch of the record in hand against its bucket's baseline.
+
+    Attributes:
+        value: logarithm of its mean loss; z: how far that lies above the level, in spreads of `scale`.
+        scale: spread expected of a point that averages over so many tokens.
+    """
 
     batch: MicroBatchLine
     value: float
     z: float
     level: Level
+    scale: float
 
 
 class LastValues(msgspec.Struct, frozen=True):
@@ -67,6 +75,7 @@ class RunContext(msgspec.Struct):
         rebase: a declared change has moved the loss for good; its baselines are to be learnt anew.
         judged: micro-batches of the record in hand, while it is being judged.
         save_begun_step: newest save that has begun.
+        gradients: the log holds gradient norms.
     """
 
     steps: int = 0
@@ -86,16 +95,31 @@ class RunContext(msgspec.Struct):
     rebase: bool = False
     judged: list[Any] = msgspec.field(default_factory=list)
     save_begun_step: int | None = None
+    gradients: bool = False
 
     def see_step(self, record: StepLine) -> None:
         """Remember a live record; called before any detector sees it."""
-        self.steps += 1
-        self.steps_without_loss += record.ce is None and not record.nonfinite
-        self.recent.append(RecentStep(record.step, [batch.batch_id for batch in record.micro_batches], None))
-        self.step_times_s.append(record.step_time_s)
-        del self.recent[:-RECENT_STEPS], self.step_times_s[:-STEP_TIMES]
-        self.last_life_s = record.wall_time_s
-        self.last = LastValues(record.ce, record.accuracy, record.accepted_length, record.lr, record.tokens_per_s)
+        self.see_totals((record,))
+        self.see_recent(record)
+
+    def see_totals(self, records: Sequence[StepLine]) -> None:
+        """Remember of consecutive live records what no detector asks for while it judges one of them."""
+        self.steps += len(records)
+        self.steps_without_loss += sum([record.ce is None and not record.nonfinite for record in records])
+        self.step_times_s += [record.step_time_s for record in records[-STEP_TIMES:]]
+        del self.step_times_s[:-STEP_TIMES]
+        newest = records[-1]
+        self.last_life_s = newest.wall_time_s
+        self.last = LastValues(newest.ce, newest.accuracy, newest.accepted_length, newest.lr, newest.tokens_per_s)
+
+    def see_recent(self, record: StepLine) -> None:
+        """Remember what detectors look back at."""
+        batches = record.micro_batches
+        ids = (batches[0].batch_id,) if len(batches) == 1 else tuple([batch.batch_id for batch in batches])
+        recent = self.recent
+        recent.append(RecentStep(record.step, ids, None))
+        if len(recent) > RECENT_STEPS:
+            del recent[0]
 
     def see_event(self, event: EventLine) -> None:
         """Remember an event."""
@@ -126,8 +150,16 @@ class RunContext(msgspec.Struct):
         return tuple(sorted({batch for seen in self.recent if first_step <= seen.step <= last_step for batch in seen.batch_ids}))
 
     def led_from(self, onset: int, z: float) -> int:
-        """The step at which a gradient outlier led what shows from `onset` on; the gradient leads by a step or two."""
-        leading = [seen.step for seen in self.recent if onset - GRAD_LEAD_STEPS <= seen.step < onset and (seen.grad_z or 0.0) > z]
+        """The step at which a gradient outlier led what shows from `onset` on.
+
+        The gradient leads by a step or two; one that no chance explains leads by more, because momentum spreads its damage.
+        """
+        leading = [
+            seen.step
+            for seen in self.recent
+            if onset - EXPLOSION_LEAD_STEPS <= seen.step < onset
+            and (seen.grad_z or 0.0) > (z if seen.step >= onset - GRAD_LEAD_STEPS else EXPLOSION_Z)
+        ]
         return min(leading, default=onset)
 
     def planned_near(self, step: int, *, steps: int) -> tuple[int, str] | None:
@@ -145,9 +177,15 @@ class RunContext(msgspec.Struct):
         seen.grad_z = round(z, 3)
         seen.grad_chance = chance
 
-    def grad_chance_near(self) -> float:
-        """Smallest chance of the gradients of the newest step and those that may have led it; 1 where none stood out."""
+    def grad_chance_near(self) -> float | None:
+        """Smallest chance of the gradients of the newest step and those that may have led it.
+
+        Returns:
+            1 where none stood out, None where the newest step's was not judged.
+        """
         newest = self.recent[-1].step
+        if self.recent[-1].grad_z is None:
+            return None
         near = [
             s.grad_chance
             for s in self.recent[-1 - GRAD_LEAD_STEPS :]

@@ -19,6 +19,7 @@ from typing import Any
 from dflash.config import HealthConfig
 from dflash.errors import EXIT_BLIND, DataError
 from dflash.health.decision import damage_of
+from dflash.health.detectors.staleness import FUTURE_S
 from dflash.health.foreign_fields import FieldMap, guess_fields
 from dflash.health.foreign_values import ABSENT, NONFINITE, SPELT_NAN, Row, Rows, Value, step_of, value_of
 from dflash.health.history import Curve, History
@@ -31,7 +32,6 @@ GUESS_ROWS = 500
 """Records whose field names the mapping is guessed from."""
 
 _INTEGRITY = "step integrity"
-_FUTURE_S = 300.0
 _SHOWN_NAMES = 12
 
 
@@ -229,7 +229,7 @@ class ForeignLog:
         if behind:
             text = f"the last {behind} records hold no loss: they were not logged, which is not the same as NaN"
             found.append(_noted("info", text, record=count.informative))
-        if count.newest_s is not None and count.newest_s > now_s + _FUTURE_S:
+        if count.newest_s is not None and count.newest_s > now_s + FUTURE_S:
             text = f"the newest record is dated {count.newest_s - now_s:.0f} s in the future: two clocks disagree"
             found.append(_noted("warn", text, record=count.records - 1))
         return found

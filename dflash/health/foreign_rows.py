@@ -125,6 +125,11 @@ def _table_rows(blocks: Iterable[bytes], *, rows: Rows, origin: str) -> Iterator
             yield dict(zip(names, cells, strict=True))
         else:
             rows.unreadable += 1
+    if names is None and rows.unreadable:
+        raise DataError(
+            f"{origin} is no log of a known form: its first line is over {LONGEST_LINE_BYTES >> 20} MiB",
+            remedy="give JSON lines, a table with a line of names, trainer_state.json, or a golden file",
+        )
 
 
 def _cells(text: str, delimiter: str) -> list[str]:

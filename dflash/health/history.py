@@ -7,6 +7,8 @@ whenever the series is full.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dflash.health.lines import EventLine, StepLine
@@ -17,7 +19,7 @@ MAX_SAVES = 256
 _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True):
+class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A value at a step, with the baseline's median and upper limit at that time (None during its warm-up)."""
 
     step: int
@@ -52,7 +54,7 @@ class Curve(msgspec.Struct):
             self.points.pop()
 
 
-class Peak(msgspec.Struct, array_like=True):
+class Peak(msgspec.Struct, array_like=True, gc=False):
     """The highest value of a stretch of records: where the stretch begins, the value, and what it belongs to."""
 
     step: int
@@ -94,6 +96,15 @@ class Save(msgspec.Struct, array_like=True):
     end: int | None
 
 
+class Probe(msgspec.Struct, array_like=True):
+    """An acceptance probe: the step of its checkpoint, its acceptance length, and the interval of that."""
+
+    step: int
+    length: float
+    low: float
+    high: float
+
+
 class History(msgspec.Struct):
     """What the pictures show.
 
@@ -101,7 +112,7 @@ class History(msgspec.Struct):
         loss: by bucket; grad_norm: by composition of the update.
         queues: depth by stage; targets: by worker, batches ahead of (or behind) the mean of all.
         step_time: seconds; runs: length of the run of one bucket that a step is part of, tagged with the bucket.
-        saves: oldest first.
+        saves: oldest first; probes: with figures, by step.
         run_bucket, run_length: of the run in progress; last_step: newest record.
     """
 
@@ -112,22 +123,30 @@ class History(msgspec.Struct):
     step_time: Peaks = msgspec.field(default_factory=Peaks)
     runs: Peaks = msgspec.field(default_factory=Peaks)
     saves: list[Save] = msgspec.field(default_factory=list)
+    probes: list[Probe] = msgspec.field(default_factory=list)
     run_bucket: int | None = None
     run_length: int = 0
     last_step: int = 0
 
-    def see_step(self, record: StepLine) -> None:
-        """Remember what does not belong to a bucket's own curve."""
-        step = self.last_step = record.step
-        self.step_time.see(step, record.step_time_s, 0)
-        for batch in record.micro_batches:
-            if batch.bucket != self.run_bucket:
-                self.run_bucket, self.run_length = batch.bucket, 0
-            self.run_length += 1
-            self.runs.see(step, self.run_length, batch.bucket)
-        ready = self.queues.get("ready") or self.queues.setdefault("ready", Curve())
-        if ready.wants_next():  # one count for all: they have a value in every record
-            self._keep_depths(step, record)
+    def see_stretch(self, records: Sequence[StepLine]) -> None:
+        """Remember of consecutive records what does not belong to a bucket's own curve."""
+        self.last_step = records[-1].step
+        ready = self.queues.get("ready")
+        if ready is None:
+            ready = self.queues["ready"] = Curve()
+        run_bucket, run_length = self.run_bucket, self.run_length
+        see_time, see_run = self.step_time.see, self.runs.see
+        for record in records:
+            step = record.step
+            see_time(step, record.step_time_s, 0)
+            for batch in record.micro_batches:
+                if batch.bucket != run_bucket:
+                    run_bucket, run_length = batch.bucket, 0
+                run_length += 1
+                see_run(step, run_length, batch.bucket)
+            if ready.wants_next():  # one count for all: they have a value in every record
+                self._keep_depths(step, record)
+        self.run_bucket, self.run_length = run_bucket, run_length
 
     def _keep_depths(self, step: int, record: StepLine) -> None:
         for name, depth in (("ready", record.ready_depth), ("features", record.feature_depth)):
@@ -138,13 +157,23 @@ class History(msgspec.Struct):
                 self.targets.setdefault(target, Curve()).keep(step, done - mean, band=(None, None))
 
     def see_event(self, event: EventLine) -> None:
-        """Remember when saves began and ended."""
+        """Remember when saves began and ended, and what probes measured."""
         if event.event == "save_begin":
             self.saves = [*self.saves[1 - MAX_SAVES :], Save(event.step, None)]
         elif event.event in _SAVE_ENDED:
             for save in self.saves:
                 if save.step == event.step and save.end is None:
                     save.end = max(self.last_step, event.step)
+        elif event.event == "acceptance_probe" and "acceptance_length" in event.details:
+            self._see_probe(event)
+
+    def _see_probe(self, event: EventLine) -> None:
+        length, ends = event.details["acceptance_length"], event.details.get("acceptance_ci")
+        low, high = ends if isinstance(ends, list) and len(ends) == 2 else (length, length)
+        if all(isinstance(value, int | float) for value in (length, low, high)):
+            others = [probe for probe in self.probes if probe.step != event.step]
+            probes = sorted([*others, Probe(event.step, length, low, high)], key=lambda probe: probe.step)
+            self.probes = probes if len(probes) <= MAX_POINTS else probes[:-2:2] + probes[-2:]
 
     def rewind(self, step: int) -> None:
         """Forget everything from `step` on."""
@@ -153,6 +182,7 @@ class History(msgspec.Struct):
         for peaks in (self.step_time, self.runs):
             peaks.rewind(step)
         self.saves = [save for save in self.saves if save.step < step]
+        self.probes = [probe for probe in self.probes if probe.step <= step]  # a run goes on from the checkpoint of `step`
         self.run_bucket, self.run_length = None, 0
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -65,7 +65,7 @@ class StepLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="ste
     ready_depth: int
     feature_depth: int
     target_depths: tuple[int, ...]
-    schema_version: int
+    schema_version: Literal[1]
 
 
 class EventLine(msgspec.Struct, frozen=True, tag_field="kind", tag="event"):
@@ -76,7 +76,7 @@ class EventLine(msgspec.Struct, frozen=True, tag_field="kind", tag="event"):
     wall_time_s: float
     event: str
     details: dict[str, Any]
-    schema_version: int
+    schema_version: Literal[1]
 
 
 class TornLine(msgspec.Struct, frozen=True):
@@ -113,16 +113,13 @@ def decode_block(block: bytes, *, offset: int, origin: str) -> list[LogItem]:
         SchemaVersionError: a line was written with another schema version.
     """
     try:
-        items: list[Any] = _DECODER.decode_lines(block)
+        return list[LogItem](_DECODER.decode_lines(block))
     except _UNREADABLE:
-        items = []
+        items: list[LogItem] = []
         for raw in block.split(b"\n")[:-1]:
             items += _decode_line(raw, offset, origin)
             offset += len(raw) + 1
-    for item in items:
-        if isinstance(item, StepLine | EventLine) and item.schema_version != LOG_SCHEMA_VERSION:
-            raise _wrong_version(item.schema_version, origin)
-    return items
+        return items
 
 
 def _decode_line(raw: bytes, offset: int, origin: str) -> list[LogItem]:

@@ -6,7 +6,7 @@ before it as there is one, with all findings that rest on records before s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,8 @@ from dflash.health.detectors import (
     TargetBalance,
     Throughput,
 )
+from dflash.health.detectors.base import plain
+from dflash.health.detectors.replay import Taken
 from dflash.health.lines import EventLine, StepLine
 from dflash.records import Finding
 
@@ -51,11 +53,18 @@ class PanelState(msgspec.Struct, frozen=True):
     detectors: dict[str, dict[str, Any]]
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """The state before record `step`, as JSON text: hardly ever needed, so it is carried along unread."""
+class Snapshot(msgspec.Struct):
+    """The state before record `step`, packed: made all the time and hardly ever needed, so it is carried along unread.
+
+    Attributes:
+        epoch: of the data, then.
+        taken: samples consumed between this snapshot and the next; those since the newest are the detector's.
+    """
 
     step: int
-    state: str
+    state: bytes
+    epoch: int
+    taken: list[Taken]
 
 
 class Panel:
@@ -108,19 +117,43 @@ class Panel:
             self.simple,
         ]
         looking = [each for each in self.detectors if type(each).on_step is not Detector.on_step]
-        self._on_step = [each.on_step for each in looking if not each.sparse]
-        self._on_some_steps = [each.on_step for each in looking if each.sparse]
+        self._ahead = [each for each in looking if type(each).on_stretch is not Detector.on_stretch]
+        self._on_step = [each.on_step for each in looking if each not in self._ahead]
 
     def see_step(self, record: StepLine) -> None:
         """Judge a live step record."""
+        self.see_stretch((record,), after=_nothing)
+
+    def see_stretch(self, records: Sequence[StepLine], *, after: Callable[[StepLine], None]) -> None:
+        """Judge consecutive live step records without an event between them.
+
+        Args:
+            records: at least one.
+            after: called with each record once it has been judged.
+        """
         context = self.context
-        context.see_step(record)
-        for on_step in self._on_step:
-            on_step(record, context)
-        if record.step % SPARSE_STEPS == 0:
-            for on_step in self._on_some_steps:
+        context.see_totals(records)
+        left = [(done, detector.on_step) for detector, done in self._go_ahead(records) if done < len(records)]
+        for number, record in enumerate(records):
+            context.see_recent(record)
+            for on_step in self._on_step:
                 on_step(record, context)
-        context.judged.clear()
+            for done, on_step in left:
+                if number >= done:
+                    on_step(record, context)
+            context.judged.clear()
+            after(record)
+
+    def _go_ahead(self, records: Sequence[StepLine]) -> list[tuple[Detector, int]]:
+        """Detectors that can judge records without knowing what the others say of each, and how many they have judged."""
+        some = [record for record in records if record.step % SPARSE_STEPS == 0]
+        reached: list[tuple[Detector, int]] = []
+        for detector in self._ahead:
+            if not detector.sparse:
+                reached.append((detector, detector.on_stretch(records, self.context)))
+            elif some:
+                detector.on_stretch(some, self.context)  # these never stop
+        return reached
 
     def see_event(self, event: EventLine) -> None:
         """Judge an event."""
@@ -141,16 +174,25 @@ class Panel:
     def snapshot(self, step: int) -> None:
         """Remember the state before record `step`; only as many as there are checkpoints to go back to."""
         if not self.snapshots or self.snapshots[-1].step < step:
-            self.snapshots.append(Snapshot(step, msgspec.json.encode(self.state()).decode()))
+            if self.snapshots:
+                self.snapshots[-1].taken += self.repeated.taken
+            self.repeated.taken = []
+            parts = {"context": self.context, "detectors": {each.name: each.light_parts() for each in self.detectors}}
+            self.snapshots.append(Snapshot(step, msgspec.msgpack.encode(parts, enc_hook=plain), self.repeated.epoch, []))
             del self.snapshots[: -self._snapshots_kept]
+            self.repeated.forget_epochs_before(self.snapshots[0].epoch)
 
     def rewind(self, step: int) -> None:
         """Go back to before record `step`."""
         found = {detector.name: detector.findings for detector in self.detectors}
+        taken = self.repeated.taken
         while self.snapshots and self.snapshots[-1].step > step:
-            self.snapshots.pop()
+            taken += self.snapshots.pop().taken
         if self.snapshots:
-            self.load(msgspec.json.decode(self.snapshots[-1].state, type=PanelState))
+            newest = self.snapshots[-1]
+            self.load(msgspec.msgpack.decode(newest.state, type=PanelState, strict=False))
+            self.repeated.give_back([*taken, *newest.taken])
+            newest.taken = []
         else:
             self._clear()
         if not self.snapshots or self.snapshots[-1].step < step:
@@ -163,10 +205,18 @@ class Panel:
         context: dict[str, Any] = msgspec.to_builtins(self.context, str_keys=True)
         return PanelState(context, states_of(self.detectors))
 
+    def parts(self) -> dict[str, Any]:
+        """What the state is made of, still shared with the panel: to be encoded at once."""
+        return {"context": self.context, "detectors": {detector.name: detector.parts() for detector in self.detectors}}
+
     def load(self, state: PanelState) -> None:
         """Go to a state."""
         self.context = msgspec.convert(state.context, RunContext, str_keys=True)
         load_states(self.detectors, state.detectors)
+
+
+def _nothing(_record: StepLine) -> None:
+    """What follows a single record that is judged by itself."""
 
 
 def states_of(detectors: Sequence[Detector]) -> dict[str, dict[str, Any]]:

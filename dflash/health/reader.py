@@ -102,11 +102,19 @@ def read_new_from(source: LogSource, cursor: LogCursor, *, max_bytes: int) -> Re
     elif end:
         items += decode_block(data[start:end], offset=cursor.offset + start, origin=source.name)
         skipping = False
-    consumed = (piece.tail + data[:end])[-TAIL_BYTES:]
+    consumed = data[end - TAIL_BYTES : end] if end >= TAIL_BYTES else (piece.tail + data[:end])[-TAIL_BYTES:]
     after = LogCursor(
         inode=piece.identity, offset=cursor.offset + end, tail_sha256=hashlib.sha256(consumed).hexdigest(), skipping=skipping
     )
     return ReadResult(items=tuple(items), cursor=after, bytes_read=bytes_read, pending_bytes=len(data) - end, more=full)
+
+
+def is_at_end(path: Path, cursor: LogCursor) -> bool:
+    """Whether a local log is as it was and has nothing behind `cursor`, not even the beginning of a line."""
+    if cursor.skipping:
+        return False
+    piece = LocalLog(path).read_at(cursor.offset, before=min(cursor.offset, TAIL_BYTES), max_bytes=1)
+    return piece is not None and not piece.data and _replaced(cursor, piece) is None and piece.identity == cursor.inode
 
 
 def _gone(cursor: LogCursor) -> ReadResult:

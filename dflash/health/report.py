@@ -11,6 +11,7 @@ from dflash.health.report_html import render_html, render_page
 from dflash.health.report_text import render_text
 from dflash.records import HealthReport, to_json
 
+PAGE_NAME = "report.html"
 PICTURES_FOLDER = "pictures"
 """Inside a run's `health/`: the page's pictures as files, for a tracker or an artifact."""
 
@@ -30,6 +31,6 @@ def write_report(report: HealthReport, history: History, directory: Path) -> Pat
     pictures = draw_pictures(history, report.findings)
     for picture in pictures.to_keep():
         write_atomically(directory / PICTURES_FOLDER / f"{picture.name}.png", picture.png)
-    file = directory / "report.html"
+    file = directory / PAGE_NAME
     write_atomically(file, render_page(report, pictures).encode())
     return file

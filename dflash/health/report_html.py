@@ -98,16 +98,18 @@ def _tiles(report: HealthReport) -> str:
     total = report.stats.get("total_steps")
     foreign = "foreign" in report.stats
     step_time = report.stats.get("step_time_median_s")
+    probe: dict[str, Any] = report.stats.get("last_probe") or {}
     counted = f"{report.records:,}" if foreign else "none" if report.last_step is None else f"{report.last_step + 1:,}"
     tiles = [
         (counted, "records" if foreign else "steps" if total is None else f"of {total:,} steps"),
         (_number(report.last_step) if foreign else None, "last step"),
         (f"{100 * report.coverage_frac:.1f} %", "of them with a loss" if foreign else "of them in the log"),
         (_number(last.get("ce")), "loss of the last step"),
-        (_number(last.get("accepted_length")), "drafts accepted a block, last step"),
+        (_number(last.get("accepted_length")), "drafted tokens accepted a block, last step"),
+        (_number(probe.get("length")), f"acceptance length, probe of step {probe.get('step')}"),
         (_number(last.get("lr")) if foreign else None, "learning rate now"),
         (None if step_time is None else f"{1000 * step_time:,.0f} ms", "median step"),
-        (_number(report.stats.get("longest_bucket_run")), "longest run of one bucket"),
+        (_number(report.stats.get("longest_bucket_run")), "batches in a row of one bucket, at most"),
     ]
     cells = "".join(
         f'<div class="card tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'

@@ -62,7 +62,8 @@ def draw_overview(history: History, findings: Sequence[Finding]) -> Picture | No
         plain(axes[1], log=True)
     axes[-1].set_xlabel("step")
     below = " Below: the same, each bucket divided by its own usual loss, so that 1 is normal." if learnt else ""
-    words = f"Lower is better. Red: damage; orange: warnings about the training; rings: spikes.{below}"
+    apart = " A bucket holds texts of similar length; each learns to a loss of its own." if len(history.loss) > 1 else ""
+    words = f"Lower is better. Red: damage; orange: warnings about the training; rings: spikes.{apart}{below}"
     return Picture("loss", "Loss over the run", words, png_of(figure))
 
 

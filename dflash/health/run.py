@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from dflash.config import Config
 from dflash.errors import DataError
-from dflash.health.check import HealthChecker
+from dflash.health.check import HealthChecker, config_hash, iso_time
 from dflash.health.decision import Remedy
+from dflash.health.detectors.staleness import NAME as STALE
 from dflash.health.files import write_atomically
-from dflash.health.reader import LogCursor, read_new, start_cursor
-from dflash.health.report import write_json, write_report
+from dflash.health.reader import LogCursor, is_at_end, read_new, start_cursor
+from dflash.health.report import PAGE_NAME, write_json, write_report
 from dflash.records import HealthReport, RunPaths, to_json
 
 logger = logging.getLogger(__name__)
 
+LoadedT = TypeVar("LoadedT")
+LAST_NAME = "last.json"
 BLOCK_BYTES = 4 * 2**20  # one reading: bounds memory, however large the log
 
 
@@ -36,8 +40,24 @@ class SavedCheck(msgspec.Struct):
     drawn: str
 
 
+class LastCheck(msgspec.Struct, frozen=True):
+    """`last.json`: what a check that finds nothing new has to know.
+
+    Attributes:
+        config: hash of what was judged by.
+        changes: the report changes although the log does not grow: a decision has to be made again, or a clock matters.
+        silent_from_s: wall time from which silence itself is a finding; None if it never is.
+    """
+
+    config: str
+    cursor: LogCursor
+    ended: bool
+    changes: bool
+    silent_from_s: float | None
+
+
 def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, remedy: Remedy) -> HealthReport:
-    """Check one run and write `health/{state.json,report.json,report.html,decisions/}`.
+    """Check one run and write `health/{state.json,last.json,report.json,report.html,decisions/}`.
 
     Args:
         paths: the run's folder.
@@ -55,6 +75,9 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, rem
     """
     if not paths.root.is_dir():
         raise DataError(f"there is no run folder {paths.root}", remedy="give the folder of a run, e.g. runs/demo-001")
+    unchanged = _unchanged(paths, config, now_s=now_s, ended=ended)
+    if unchanged is not None:
+        return unchanged
     state_file = paths.health_dir / "state.json"
     saved = _load_state(state_file)
     checker = _restored(saved, config)
@@ -75,9 +98,31 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, rem
         if not decision_file.exists():
             write_atomically(decision_file, to_json(report.decision, indent=2).encode())
     if saved is None or cursor != saved.cursor or drawn_at_s != saved.drawn_at_s:
-        state = SavedCheck(checker=checker.state(), cursor=cursor, drawn_at_s=drawn_at_s, drawn=shows)
-        write_atomically(state_file, msgspec.json.encode(state))
+        state = {"checker": msgspec.Raw(checker.encoded()), "cursor": cursor, "drawn_at_s": drawn_at_s, "drawn": shows}
+        write_atomically(state_file, msgspec.json.encode(state))  # a `SavedCheck`
+    last = LastCheck(
+        config=checker.config_hash,
+        cursor=cursor,
+        ended=ended,
+        changes=report.damage is not None or any(finding.detector == STALE for finding in report.findings),
+        silent_from_s=checker.silent_from_s(ended=ended),
+    )
+    if saved is None or _load(paths.health_dir / LAST_NAME, LastCheck) != last:
+        write_atomically(paths.health_dir / LAST_NAME, msgspec.json.encode(last))
     return report
+
+
+def _unchanged(paths: RunPaths, config: Config, *, now_s: float, ended: bool) -> HealthReport | None:
+    """The report of the last check, if nothing has come since that could change it: found out without loading the state."""
+    last = _load(paths.health_dir / LAST_NAME, LastCheck)
+    if last is None or last.changes or last.ended != ended or (last.silent_from_s is not None and now_s > last.silent_from_s):
+        return None
+    if not is_at_end(paths.log, last.cursor) or not (paths.health_dir / PAGE_NAME).is_file():
+        return None
+    if last.config != config_hash(config.health, config.train, config.checkpoint):
+        return None
+    report = _load(paths.health_dir / "report.json", HealthReport)
+    return None if report is None else replace(report, run=paths.root.name, checked_at=iso_time(now_s))
 
 
 def checker_of(paths: RunPaths, config: Config) -> HealthChecker:
@@ -96,12 +141,16 @@ def _feed_new(checker: HealthChecker, log: Path, cursor: LogCursor) -> LogCursor
 
 
 def _load_state(file: Path) -> SavedCheck | None:
+    return _load(file, SavedCheck)
+
+
+def _load(file: Path, kind: type[LoadedT]) -> LoadedT | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=SavedCheck)
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
-        logger.warning("%s is not usable (%s): the log is read from its beginning", file, error)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        logger.warning("%s is not usable (%s): what it says is worked out anew", file, error)
         return None
 
 

@@ -6,10 +6,12 @@ tell from one answer whether the past is still what it was. Files are read here;
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from dflash.errors import DataError
 
@@ -61,7 +63,7 @@ class LocalLog:
             DataError: it is not a regular file, or may not be read.
         """
         try:
-            with self._path.open("rb") as log:
+            with _opened(self._path) as log:
                 identity = os.fstat(log.fileno()).st_ino
                 log.seek(offset - before)
                 tail = log.read(before)
@@ -73,6 +75,17 @@ class LocalLog:
                 f"the log {self._path} cannot be read: {error.strerror}", remedy="give the path of a readable train_log.jsonl"
             ) from error
         return Piece(identity, tail, data)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A regular file; anything else is refused before it is read, because a pipe or a device may never end or never begin."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        is_folder = stat.S_ISDIR(mode)
+        raise OSError(errno.EISDIR if is_folder else errno.EINVAL, os.strerror(errno.EISDIR) if is_folder else "not a file")
+    return os.fdopen(descriptor, "rb")
 
 
 def blocks_of(source: LogSource, *, block_bytes: int) -> Iterator[bytes]:

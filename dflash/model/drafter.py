@@ -125,22 +125,35 @@ class DrafterLayer(nn.Module):
 
     def forward(self, hidden: Tensor, context: Tensor, *, rotary: tuple[Rotary, Rotary], kept: Kept, attend: _Attend) -> Tensor:
         """Training: hidden [T, K, D], context [B, S, D], rotary of context and of blocks -> [T, K, D]."""
-        normed = self.input_layernorm(hidden)
-        attention = self.self_attn
-        seen = tuple(part.transpose(1, 2) for part in attention.keys_values(context, rotary[0]))
-        own = tuple(kept.spread(part) for part in attention.keys_values(normed, rotary[1]))
-        queries = kept.spread(attention.queries(normed, rotary[1]))
-        mixed = attend.backend.attend(queries, (seen[0], seen[1]), (own[0], own[1]), attend.plan)
-        return self._residual(hidden, kept.take(mixed))
+        seen, own, queries = self.project(hidden, context, *rotary)
+        mixed = attend.backend.attend(
+            kept.spread(queries),
+            (seen[0].transpose(1, 2), seen[1].transpose(1, 2)),
+            (kept.spread(own[0]), kept.spread(own[1])),
+            attend.plan,
+        )
+        return self.finish(hidden, kept.take(mixed))
+
+    def project(
+        self, hidden: Tensor, context: Tensor, context_rotary: Rotary, rotary: Rotary
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+        """In front of attention: keys and values of the context [B, S, Hkv, Dh] and of the blocks [T, K, Hkv, Dh], and queries."""
+        normed, attention = self.input_layernorm(hidden), self.self_attn
+        return (
+            attention.keys_values(context, context_rotary),
+            attention.keys_values(normed, rotary),
+            attention.queries(normed, rotary),
+        )
 
     def draft(self, hidden: Tensor, seen: tuple[Tensor, Tensor], *, rotary: Rotary) -> Tensor:
         """Decoding: hidden [B, K, D] and the projected context -> [B, K, D]."""
         normed = self.input_layernorm(hidden)
         own = self.self_attn.keys_values(normed, rotary)
         mixed = attend_one_block(self.self_attn.queries(normed, rotary), seen, own, visibility=self.visibility)
-        return self._residual(hidden, mixed)
+        return self.finish(hidden, mixed)
 
-    def _residual(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+    def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """Behind attention: both residual additions, from what it mixed [..., H * Dh]."""
         hidden = hidden + self.self_attn.o_proj(mixed)
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
@@ -209,6 +222,15 @@ class Drafter(nn.Module):
             else:
                 hidden = run(hidden, context)
         return kept.spread(self.norm(hidden))
+
+    def compile_dense(self, *, backend: str) -> None:
+        """Compile what stands between attentions, once for any number of blocks and tokens.
+
+        Not the whole forward: kept blocks and chunks are counted in it, so every batch would be traced anew.
+        """
+        for layer in self._typed_layers():
+            for name in ("project", "finish"):
+                setattr(layer, name, torch.compile(getattr(layer, name), dynamic=True, backend=backend))
 
     def new_cache(self) -> ContextCache:
         """An empty cache of projected context for `draft`."""

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, dequantize
 from safetensors.numpy import save_file
 from transformers import GenerationConfig, LlamaConfig
 
@@ -123,8 +122,10 @@ def undo_rotary_permutation(weight: FloatArray, *, heads: int) -> FloatArray:
 def _open(gguf_file: Path) -> Any:
     if not gguf_file.is_file():
         raise TargetError(f"GGUF file {gguf_file} does not exist", remedy="check the path")
+    import gguf  # only who converts a file needs the package
+
     try:
-        return GGUFReader(gguf_file)
+        return gguf.GGUFReader(gguf_file)
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise TargetError(
             f"{gguf_file} is not a complete GGUF file: {error}", remedy="download it again and compare its SHA-256"
@@ -214,8 +215,10 @@ def _weights(reader: Any, config: LlamaConfig, origin: Path) -> dict[str, FloatA
 
 
 def _dequantized(tensor: Any, origin: Path) -> FloatArray:
+    import gguf
+
     try:
-        return np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        return np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
     except NotImplementedError as error:
         raise TargetError(
             f"{origin}: {tensor.name} has the type {tensor.tensor_type.name}, which the gguf package cannot dequantize",

@@ -25,10 +25,12 @@ def rms_norm(inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     Returns:
         [..., D] in the inputs' dtype.
     """
-    if inputs.device.type == "cpu" and inputs.dtype == torch.float32 and torch.is_grad_enabled():
+    lean = inputs.device.type == "cpu" and inputs.dtype == torch.float32 and torch.is_grad_enabled()
+    if lean and not torch.compiler.is_compiling():  # a compiler fuses it by itself
         output: Tensor = _RmsNorm.apply(inputs, weight, eps)  # type: ignore[no-untyped-call]
         return output
-    return functional.rms_norm(inputs, weight.shape, weight.to(inputs.dtype), eps)
+    with torch.autocast(inputs.device.type, enabled=False):
+        return functional.rms_norm(inputs, weight.shape, weight.to(inputs.dtype), eps)
 
 
 class _RmsNorm(torch.autograd.Function):

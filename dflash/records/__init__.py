@@ -26,6 +26,7 @@ from dflash.records.data import (
     SourceEntry,
     UnitRecord,
 )
+from dflash.records.drill import FaultName, FaultPlan, PlantedFault
 from dflash.records.health import (
     ControlRequest,
     DetectorSummary,
@@ -37,6 +38,7 @@ from dflash.records.health import (
 )
 from dflash.records.layout import RunPaths
 from dflash.records.log import EventName, EventRecord, MicroBatchRecord, StepRecord
+from dflash.records.probe import ProbeFigures, ProbeOutcome, ProbeRecord
 from dflash.records.result import EvaluationResult, RunSummary
 from dflash.records.rollback import Damage, LedgerLine, RollbackEntry, RollbackPlan, SavedState, SkipRange
 from dflash.records.seal import from_sealed_json, sealed, to_sealed_json, unsealed
@@ -57,6 +59,8 @@ __all__ = [
     "EvaluationResult",
     "EventName",
     "EventRecord",
+    "FaultName",
+    "FaultPlan",
     "FileEntry",
     "Finding",
     "GuardState",
@@ -69,6 +73,10 @@ __all__ = [
     "PlanArray",
     "PlanManifest",
     "PlannedBatch",
+    "ProbeFigures",
+    "ProbeOutcome",
+    "ProbeRecord",
+    "PlantedFault",
     "QuarantinedRow",
     "Role",
     "RollbackEntry",

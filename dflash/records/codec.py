@@ -7,11 +7,12 @@ refuses unknown and missing fields, and never evaluates anything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 from dflash.errors import DataError, SchemaVersionError
@@ -70,7 +71,7 @@ def from_dict(kind: type[RecordT], raw: Mapping[str, Any], *, origin: str) -> Re
         raise DataError(
             f"{origin} has unknown fields {unknown} for {kind.__name__}", remedy="use the version of the code that wrote it"
         )
-    hints = typing.get_type_hints(kind)
+    hints = _hints(typing.cast("Hashable", kind))
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in raw:
@@ -78,6 +79,12 @@ def from_dict(kind: type[RecordT], raw: Mapping[str, Any], *, origin: str) -> Re
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise DataError(f"{origin} lacks the field {name!r} of {kind.__name__}", remedy="restore the file or build it again")
     return kind(**values)
+
+
+@functools.cache
+def _hints(kind: Hashable) -> Mapping[str, Any]:
+    """Types of a record's fields: evaluated once a class, because a supervisor reads the same few records all day."""
+    return typing.get_type_hints(typing.cast("type[Any]", kind))
 
 
 def _finite(text: str) -> float:

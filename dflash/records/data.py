@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-DATA_SCHEMA_VERSION = 2
+DATA_SCHEMA_VERSION = 3
 PLAN_SCHEMA_VERSION = 2
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -34,7 +34,7 @@ class Conversation:
     """A conversation; the last turn may be a user turn that the target still has to answer.
 
     Attributes:
-        id: unique inside its data set.
+        id: unique inside its source (see `dflash.data.seen_ids`).
         messages: turns in order.
         origin: where it came from (`file:line`, or the generator's name), for errors and quarantine.
         kind: free label used for slices (task kind, source name).
@@ -95,7 +95,8 @@ class SourceEntry:
     """One source of a data set and what became of it.
 
     Attributes:
-        label: the file's name without its folder, or the generator's name and arguments.
+        label: the file's name without its folder (`~2` behind it for the second file of that name), or the generator's name;
+            unique inside the data set, so that it qualifies the ids of the source's rows.
         sha256: of the file's bytes, or of the generator's conversations.
         size_bytes: of the file; 0 for a generator.
         unit: id (SHA-256) of the unit that was built from it.
@@ -118,7 +119,8 @@ class UnitRecord:
     Attributes:
         recipe_fingerprint: of everything but the source that determines the samples.
         edges_tokens: upper edges of the buckets.
-        quarantined: rows set aside, by reason code.
+        quarantined: rows, and parts of rows (`part_...`), that were set aside, by reason code.
+        dropped_tokens: tokens of rows that were kept which are in no sample.
         answers: answers that the target wrote for kept conversations; `exact_answers`: those that rendering gives unchanged.
         prompts: sorted unique prompt hashes (16 bytes each); `quarantine`: the rows set aside, one JSON object a line.
         shards: bucket by bucket, in order.
@@ -129,6 +131,7 @@ class UnitRecord:
     edges_tokens: tuple[int, ...]
     buckets: tuple[BucketStats, ...]
     quarantined: Mapping[str, int]
+    dropped_tokens: int
     answers: int
     exact_answers: int
     prompts: DataFile
@@ -154,7 +157,8 @@ class DataManifest:
         mask_token_id: the drafter's mask token; `mask_token_uses`: how often a sample uses it, proven to be 0.
         rows: conversations and bad rows that were read.
         edges_tokens: upper edges of the length buckets.
-        quarantined: rows set aside, by reason code; listed in `quarantine_files`.
+        quarantined: rows, and parts of rows (`part_...`), that were set aside, by reason code; listed in `quarantine_files`.
+        dropped_tokens: tokens of rows that were kept which are in no sample: cut off at the length limit, or in such a part.
         prompt_files: hashes of all user turns that samples were made from.
         shards: in order (source by source, bucket by bucket); a sample's global row number counts through them.
     """
@@ -179,6 +183,7 @@ class DataManifest:
     max_length_tokens: int
     edges_tokens: tuple[int, ...]
     quarantined: Mapping[str, int]
+    dropped_tokens: int
     buckets: tuple[BucketStats, ...]
     prompt_files: tuple[DataFile, ...]
     quarantine_files: tuple[DataFile, ...]

@@ -58,7 +58,7 @@ class RunPaths:
 
     @property
     def heartbeat(self) -> Path:
-        """Touched by the supervisor: `{pid, start_time, at}`."""
+        """Written by the supervisor: `{pid, start_time, boot_id, at, mono}`; `mono` is compared within a boot, `at` else."""
         return self.control_dir / "heartbeat.json"
 
     @property
@@ -77,9 +77,29 @@ class RunPaths:
         return self.control_dir / "trainer_exit.json"
 
     @property
+    def attempts_dir(self) -> Path:
+        """Flow runs that worked on the run: one `<flow-run>.json` each, `<flow-run>.end.json` beside it once it has ended."""
+        return self.control_dir / "attempts"
+
+    @property
+    def changes(self) -> Path:
+        """Append-only: changes of the training's configuration that a person has accepted; absent without any."""
+        return self.control_dir / "changes.jsonl"
+
+    @property
     def launch(self) -> Path:
         """The supervisor's newest start of a trainer, which the other machines of a run follow."""
         return self.control_dir / "launch.json"
+
+    @property
+    def planted_fault(self) -> Path:
+        """The fault that a drill plants in this run; absent in every other run."""
+        return self.control_dir / "planted_fault.json"
+
+    @property
+    def planted_log(self) -> Path:
+        """One line each time that the fault took effect."""
+        return self.control_dir / "planted.jsonl"
 
     @property
     def health_dir(self) -> Path:
@@ -95,6 +115,26 @@ class RunPaths:
     def ledger(self) -> Path:
         """Append-only transitions of checkpoints."""
         return self.checkpoints_dir / "ledger.jsonl"
+
+    @property
+    def probe_dir(self) -> Path:
+        """Acceptance probes of durable checkpoints."""
+        return self.root / "probe"
+
+    @property
+    def probes(self) -> Path:
+        """Append-only results of the probes, written by the one probing process."""
+        return self.probe_dir / "probes.jsonl"
+
+    @property
+    def probe_lock(self) -> Path:
+        """Held (flock) by the one probing process."""
+        return self.probe_dir / "lock"
+
+    @property
+    def probe_output(self) -> Path:
+        """Standard output and error of the probing process."""
+        return self.probe_dir / "probe.out"
 
     @property
     def eval_dir(self) -> Path:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-LOG_SCHEMA_VERSION = 1
+LOG_SCHEMA_VERSION: Final = 1
 
 EventName = Literal[
     "config", "start", "resume", "save_begin", "save_staged", "save_durable", "save_failed", "save_skipped", "skip",
     "rollback_begin", "rollback_end", "epoch", "lr_change", "heartbeat", "log_drops", "stop_requested", "finish",
+    "acceptance_probe",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.checkpoint import (
+    BEST,
     LATEST,
     LATEST_CLEAN,
     Explanation,
@@ -17,8 +18,12 @@ from dflash.checkpoint import (
     current_states,
     list_checkpoints,
     norm_jumps,
+    outcomes,
+    probe_is_due,
+    probe_view,
     read_ledger,
     read_pointer,
+    read_probes,
     scan_file,
     total_norm,
     verify_checkpoint,
@@ -29,7 +34,7 @@ from dflash.errors import CheckpointError, RunStateError
 from dflash.health import critical_findings
 from dflash.records import RunPaths
 from dflash.stages.health import load_report
-from dflash.stages.run import reopen_run
+from dflash.stages.run import Run, reopen_run
 
 WEIGHTS_FILE = "drafter.safetensors"
 _MANIFEST = "manifest.json"
@@ -44,6 +49,7 @@ class ListedCheckpoint:
         state: by the ledger; `unknown` for a folder that it does not name.
         size_bytes: of its folder; 0 if that is gone.
         pointers: names that point to it.
+        acceptance_length: of its probe; None without one.
     """
 
     step: int
@@ -53,6 +59,7 @@ class ListedCheckpoint:
     reason: str
     size_bytes: int
     pointers: tuple[str, ...]
+    acceptance_length: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +90,12 @@ def list_stage(run_dir: Path) -> list[ListedCheckpoint]:
     paths = reopen_run(run_dir).paths
     current = current_states(read_ledger(paths.ledger))
     in_place = list_checkpoints(paths.checkpoints_dir)
-    pointers = {name: read_pointer(paths.checkpoints_dir, name) for name in (LATEST, LATEST_CLEAN)}
+    pointers = {name: read_pointer(paths.checkpoints_dir, name) for name in (LATEST, LATEST_CLEAN, BEST)}
+    probed = {key: record.figures for key, record in outcomes(read_probes(paths.probes)).items() if record.figures is not None}
     rows = []
     for step in sorted({*current, *in_place}):
         entry = current.get(step)
+        figures = None if entry is None else probed.get((step, entry.segment))
         size_bytes = sum(file.stat().st_size for file in paths.checkpoint(step).glob("*") if file.is_file())
         rows.append(
             ListedCheckpoint(
@@ -97,6 +106,7 @@ def list_stage(run_dir: Path) -> list[ListedCheckpoint]:
                 reason="" if entry is None else entry.reason,
                 size_bytes=size_bytes,
                 pointers=tuple(name for name, target in pointers.items() if target == step),
+                acceptance_length=None if figures is None else figures.acceptance_length,
             )
         )
     return rows
@@ -111,7 +121,7 @@ def why_stage(run_dir: Path) -> list[Explanation]:
     run = reopen_run(run_dir)
     return why_states(
         read_ledger(run.paths.ledger),
-        evidence=_evidence(run.paths),
+        evidence=_evidence(run),
         rule=run.config.checkpoint,
         in_place=list_checkpoints(run.paths.checkpoints_dir),
     )
@@ -202,10 +212,20 @@ def _by_number(path: Path) -> tuple[int, str]:
     return int(match.group(1)) if match else -1, path.name
 
 
-def _evidence(paths: RunPaths) -> LogEvidence:
+def _evidence(run: Run) -> LogEvidence:
+    awaited = _awaited_probes(run)
     try:
-        report = load_report(paths)
+        report = load_report(run.paths)
     except RunStateError:
-        return LogEvidence(last_record=-1, critical=())
+        return LogEvidence(last_record=-1, critical=(), awaited_probes=awaited)
     found: Sequence[tuple[int, int, str]] = [(f.onset_step, f.last_step, f.message) for f in critical_findings(report)]
-    return LogEvidence(last_record=-1 if report.last_step is None else report.last_step, critical=found)
+    last_record = -1 if report.last_step is None else report.last_step
+    return LogEvidence(last_record=last_record, critical=found, awaited_probes=awaited)
+
+
+def _awaited_probes(run: Run) -> frozenset[tuple[int, int]]:
+    paths, every, interval = run.paths, run.config.probe.every_steps, run.config.checkpoint.interval_steps
+    steps = list_checkpoints(paths.checkpoints_dir)
+    due = [step for step in steps if probe_is_due(step, every_steps=every, interval_steps=interval)]
+    current = current_states(read_ledger(paths.ledger))
+    return probe_view(read_probes(paths.probes), current, due=due, min_frac=run.config.probe.min_frac).awaited

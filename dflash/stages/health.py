@@ -12,10 +12,10 @@ from dflash.checkpoint import read_ledger, saved_states
 from dflash.data.plan_file import read_plan_manifest
 from dflash.errors import RunStateError
 from dflash.health import PICTURES_FOLDER, Remedy, check_run, critical_training_spans
-from dflash.records import ControlRequest, Damage, HealthReport, RollbackPlan, RunPaths, from_json, to_json
+from dflash.records import ControlRequest, Damage, HealthReport, RollbackPlan, RunPaths, from_json
 from dflash.rollback import Situation, decide
 from dflash.stages.run import Run, reopen_run
-from dflash.storage import create_exclusively
+from dflash.train.requests import ask
 from dflash.train.runs import run_is_live
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,10 @@ def health_stage(run_dir: str | Path, *, act: bool, ended: bool | None) -> Healt
 def critical_spans(paths: RunPaths) -> tuple[tuple[int, int], ...]:
     """Check the log up to now and return (onset, last evidence) steps of its critical training findings.
 
-    It is the supervisor that asks, so what the check decides is requested at once.
+    Nothing is asked for here: it is the evidence from which the supervisor learns which checkpoints are clean, and a decision
+    that came before that would go back further than it has to.
     """
-    report = health_stage(paths.root, act=True, ended=False)
+    report = health_stage(paths.root, act=False, ended=False)
     return tuple(critical_training_spans(report))
 
 
@@ -100,7 +101,6 @@ def _request(paths: RunPaths, report: HealthReport, decision: RollbackPlan) -> N
         requested_by="health-check",
         plan=decision,
     )
-    paths.requests_dir.mkdir(parents=True, exist_ok=True)
-    if not create_exclusively(file, to_json(request, indent=2).encode()):
+    if not ask(paths, request):
         return  # another check of the same segment was first, and its request stands
     logger.warning("health check asks the supervisor of %s to %s: %s", report.run, decision.action, decision.reason)

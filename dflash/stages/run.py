@@ -16,7 +16,6 @@ from dflash.config import Config, dump_config, load_config
 from dflash.errors import ConfigError, RunStateError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text
-from dflash.train.doctor import require_ready
 from dflash.train.requests import halted_by
 from dflash.train.runs import run_is_live, training_hash
 
@@ -51,6 +50,8 @@ def open_run(config: Config) -> Run:
         RunStateError: the unfinished run is being trained by a live supervisor, or it was halted.
         DflashError: a pre-flight check failed: devices, target, inputs, memory or disk.
     """
+    from dflash.train.doctor import require_ready  # the checks import torch, which no other use of a run's folder needs
+
     require_ready(config)
     root = Path(config.run.root)
     numbered = _numbered_runs(root, config.run.name)
@@ -81,6 +82,12 @@ def reopen_run(run_dir: str | Path) -> Run:
     if not paths.config.is_file():
         raise RunStateError(f"{paths.root} is not a run: it has no config.yaml", remedy="give a folder such as runs/demo-001")
     return Run(paths=paths, config=load_config(paths.config), resumed=True)
+
+
+def newest_run(config: Config) -> str | None:
+    """Folder name of the configuration's newest run, which a new start would continue; None before the first."""
+    numbered = _numbered_runs(Path(config.run.root), config.run.name)
+    return numbered[max(numbered)].name if numbered else None
 
 
 def list_runs(root: str | Path) -> list[Path]:

@@ -12,6 +12,7 @@ from dflash.data.prepare import load_data, read_preview
 from dflash.errors import DflashError, InterruptedRunError
 from dflash.records import RunPaths
 from dflash.stages.health import critical_spans, health_stage
+from dflash.stages.probe_watch import ProbeWatch, probe_watch
 from dflash.stages.run import Run
 from dflash.stages.tracking import segment_tracker, tracker_of
 from dflash.tracking import LogForwarder, Tracker
@@ -20,6 +21,9 @@ from dflash.train.runs import read_data_pointer
 from dflash.train.supervisor import supervise
 
 logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 2.0
+"""A line of progress is shown every five seconds at the most, and reading it takes a few milliseconds while the log grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,17 @@ def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> Tr
         first,
         begin_segment=lambda event: segment_tracker(run, event, abandoned=forwarder.tracker, describe=describe),
     )
-    tick = _Tick(run, forwarder, on_progress)
     try:
-        outcome = supervise(run.config, paths, on_tick=tick, critical_spans=lambda: critical_spans(paths))
+        with probe_watch(run) as probes:
+            tick = _Tick(run, forwarder, on_progress, probes)
+            outcome = supervise(run.config, paths, on_tick=tick, critical_spans=tick.look)
     except DflashError as error:
-        tick.forward()
+        forwarder.forward()
         forwarder.tracker.set_tags({"ended_by": type(error).__name__})
         forwarder.tracker.finish("KILLED" if isinstance(error, InterruptedRunError) else "FAILED")
         raise
-    tick.forward()
+    forwarder.forward()
+    on_progress(read_progress(paths))
     return TrainStage(
         steps=outcome.steps,
         train_time_s=outcome.train_time_s,
@@ -93,17 +99,32 @@ def _stages_text(paths: RunPaths) -> str:
 class _Tick:
     """What happens about once a second while the trainer runs; none of it can slow the trainer."""
 
-    def __init__(self, run: Run, forwarder: LogForwarder, on_progress: Callable[[TrainProgress], None]) -> None:
+    def __init__(self, run: Run, forwarder: LogForwarder, on_progress: Callable[[TrainProgress], None], probes: ProbeWatch) -> None:
         self._run = run
         self._forwarder = forwarder
         self._on_progress = on_progress
+        self._probes = probes
+        self._next_progress_s = 0.0
         self._next_check_s = time.monotonic() + run.config.health.check_interval_s
+        self._seen = False
+        """Damage was seen, and the checkpoints have been judged since."""
+
+    def look(self) -> tuple[tuple[int, int], ...]:
+        """Evidence for the verdicts on checkpoints; where it shows damage, the next call acts and does not wait for its time."""
+        spans = critical_spans(self._run.paths)
+        self._seen = self._seen or bool(spans)
+        return spans
 
     def __call__(self) -> None:
-        self._on_progress(read_progress(self._run.paths))
-        if time.monotonic() >= self._next_check_s:
+        if time.monotonic() >= self._next_progress_s:
+            self._on_progress(read_progress(self._run.paths))
+            self._next_progress_s = time.monotonic() + PROGRESS_EVERY_S
+        self._probes.tick()
+        if self._seen or time.monotonic() >= self._next_check_s:
             self.forward()
-            report = health_stage(self._run.paths.root, act=True, ended=False)
+            # Damage that is seen for the first time waits for one tick, in which the supervisor notes what has become clean.
+            report = health_stage(self._run.paths.root, act=self._seen, ended=False)
+            self._seen = report.decision is not None and not self._seen
             if report.verdict == "unhealthy":
                 logger.warning("health check: %s", report.headline)
             self._next_check_s = time.monotonic() + self._run.config.health.check_interval_s

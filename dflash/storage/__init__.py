@@ -5,7 +5,7 @@ from dflash.storage.local_store import LocalStore
 from dflash.storage.s3_store import S3Store
 from dflash.storage.ssh import RemoteFile, is_ssh, remote_file
 from dflash.storage.stores import Store, open_store, sha256_in_store
-from dflash.storage.uris import get_bytes, open_binary, put_file, read_chunks, read_lines
+from dflash.storage.uris import get_bytes, open_binary, put_file, read_chunks
 
 __all__ = [
     "LocalStore",
@@ -23,7 +23,6 @@ __all__ = [
     "open_store",
     "put_file",
     "read_chunks",
-    "read_lines",
     "remote_file",
     "sha256_file",
     "sha256_in_store",

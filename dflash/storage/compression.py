@@ -47,8 +47,10 @@ def expand(pattern: str) -> list[str]:
         pattern: local path or `s3://bucket/key`; `*`, `?` and `[...]` match inside one path part, `**` any number of parts.
 
     Raises:
-        StorageError: nothing matches.
+        StorageError: nothing matches, or it names a folder.
     """
+    if pattern.endswith("/"):
+        raise StorageError(f"{pattern} names a folder", remedy=f"name the files in it: {pattern}*")
     if _WILDCARDS.search(pattern) is None:
         return [pattern]
     found = _objects(pattern) if is_s3(pattern) else _files(pattern)

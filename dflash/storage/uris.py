@@ -1,13 +1,12 @@
-r"""One door to bytes named by a URI: a local path, `file://`, or `s3://bucket/key`.
+"""One door to bytes named by a URI: a local path, `file://`, or `s3://bucket/key`.
 
-Invariant: text is UTF-8, lines end at `\n` alone (a carriage return or a Unicode line separator inside a JSON string
-never splits a record), and a missing name is a `StorageError` that names it.
+Invariant: bytes are handed out as they lie there (`compression` unpacks), and a missing name is a `StorageError` that names it.
 The S3 endpoint is the environment's AWS_ENDPOINT_URL, so that any S3-compatible store can stand in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,23 +24,6 @@ def get_bytes(uri: str | Path) -> bytes:
         StorageError: it does not exist or cannot be read.
     """
     return b"".join(read_chunks(uri))
-
-
-def read_lines(uri: str | Path) -> Iterator[str]:
-    r"""Lines of a UTF-8 file or object, split at `\n` only and without it, read as a stream.
-
-    Raises:
-        StorageError: it does not exist, cannot be read, or holds bytes that are not UTF-8.
-    """
-    name = str(uri)
-    for number, line in enumerate(_split_lines(read_chunks(name)), start=1):
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise StorageError(
-                f"{name}:{number} is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start} of the line",
-                remedy="convert the file to UTF-8",
-            ) from error
 
 
 def put_file(local: Path, uri: str | Path, *, only_if_absent: bool) -> bool:
@@ -84,7 +66,7 @@ def read_chunks(uri: str | Path) -> Iterator[bytes]:
             while chunk := file.read(HASH_CHUNK_BYTES):
                 yield chunk
     except OSError as error:
-        raise StorageError(f"cannot read {name}: {error.strerror}", remedy="check the path and its permissions") from error
+        raise _unreadable(name, error) from error
 
 
 def open_binary(uri: str | Path) -> BinaryIO:
@@ -99,13 +81,11 @@ def open_binary(uri: str | Path) -> BinaryIO:
     try:
         return local_path(name).open("rb")
     except OSError as error:
-        raise StorageError(f"cannot read {name}: {error.strerror}", remedy="check the path and its permissions") from error
+        raise _unreadable(name, error) from error
 
 
-def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
+def _unreadable(name: str, error: OSError) -> StorageError:
+    remedy = "check the path and its permissions"
+    if isinstance(error, IsADirectoryError):
+        remedy = f"name a file, or where patterns are taken the files in it: {name.rstrip('/')}/*"
+    return StorageError(f"cannot read {name}: {error.strerror}", remedy=remedy)

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from dflash.records import RunPaths
+from dflash.tracking.names import probe_metrics
 from dflash.tracking.state import TrackingState, load_state, save_state
 from dflash.tracking.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
 _ROLLBACK_MARK = b"rollback_end"
+_PROBE_MARK = b"acceptance_probe"
 
 CHUNK_BYTES = 1 << 20
 """Bytes of log sent between two writes of the offset: about 800 records, 0.3 s on SQLite."""
@@ -70,11 +72,18 @@ class LogForwarder:
             save_state(self._paths.tracking_state, replace(state, sending=True))
             if not self._tracker.log_steps(records):
                 break
+            self._send_probes(data)
             last_step = records[-1]["step"] if records else state.last_step
             done = replace(state, log_offset_bytes=offset + len(data), last_step=last_step, sending=False)
             save_state(self._paths.tracking_state, done)
             sent += len(records)
         return sent
+
+    def _send_probes(self, data: bytes) -> None:
+        """Send the acceptance probes; one that is sent twice has one value at one step all the same."""
+        for line in data.splitlines():
+            if _PROBE_MARK in line and (event := _event(line)) and event.get("event") == "acceptance_probe":
+                self._tracker.log_metrics(probe_metrics(event["details"]), step=event["step"])
 
     def _enter_segment(self, line: bytes, state: TrackingState, *, offset: int) -> None:
         """Go on behind a `rollback_end` line, in the MLflow run of the segment that it announces."""
@@ -107,11 +116,17 @@ def _up_to_rollback(data: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _is_rollback(line: bytes) -> bool:
+    event = _event(line)
+    return event.get("event") == "rollback_end" and isinstance(event.get("segment"), int)
+
+
+def _event(line: bytes) -> Mapping[str, Any]:
+    """The JSON object of a line, an empty one if it is none."""
     try:
         event = json.loads(line)
     except ValueError:
-        return False
-    return isinstance(event, dict) and event.get("event") == "rollback_end" and isinstance(event.get("segment"), int)
+        return {}
+    return event if isinstance(event, dict) else {}
 
 
 def _new_steps(data: bytes, last_step: int) -> list[Mapping[str, Any]]:

@@ -22,6 +22,7 @@ TAG_ABANDONED_FOR = "abandoned_for_segment"
 TRAIN_LOSS = "train/loss"
 TRAIN_SKIPPED = "train/skipped"
 BUCKET_LOSS = "train/bucket_loss/{bucket}"
+PROBE_ACCEPTANCE = "probe/acceptance_length"
 
 STEP_FIELDS = {
     "ce": TRAIN_LOSS,
@@ -68,6 +69,18 @@ def step_metrics(record: Mapping[str, Any]) -> dict[str, float]:
             tokens[micro["bucket"]] += micro["n_tokens"]
     metrics.update({BUCKET_LOSS.format(bucket=bucket): ce_sum / tokens[bucket] for bucket, ce_sum in sorted(ce_sums.items())})
     return metrics
+
+
+def probe_metrics(details: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of an `acceptance_probe` event's details, under `probe/`; none of a probe without figures."""
+    if "acceptance_length" not in details:
+        return {}
+    low, high = details["acceptance_ci"]
+    return {
+        PROBE_ACCEPTANCE: float(details["acceptance_length"]),
+        "probe/acceptance_ci_low": float(low),
+        "probe/acceptance_ci_high": float(high),
+    }
 
 
 def evaluation_metrics(result: EvaluationResult) -> dict[str, float]:

@@ -113,14 +113,17 @@ def advice(replicas: Sequence[ReplicaTimes], *, devices: int) -> str:
 
     Args:
         replicas: times of all replicas, with one target count.
-        devices: GPUs of the run; 0 where all roles share a CPU.
+        devices: GPUs of the run, one a replica where its roles share it; 0 where all share a CPU.
     """
     target_s, drafter_s = measured_times(replicas)
     if not target_s or not drafter_s:
         return "nothing was measured"
     targets = replicas[0].targets.workers
-    if devices == 0:
+    if devices <= len(replicas):
         slower = "target" if target_s > targets * drafter_s else "drafter"
+        if devices:
+            times = f"{target_s:.3f} s and {drafter_s:.3f} s a micro-batch"
+            return f"target and drafter share a GPU ({times}): most of it is the {slower}'s"
         return (
             f"target and drafter share the CPU ({target_s:.3f} s and {drafter_s:.3f} s a micro-batch): the {slower} sets the pace, "
             "and more workers than cores gain nothing"

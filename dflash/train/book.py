@@ -7,9 +7,11 @@ supervisor did not note is noted by the next one. Nothing else writes the ledger
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from dflash.checkpoint import (
+    BEST,
     LATEST_CLEAN,
     Evidence,
     Ledger,
@@ -19,6 +21,7 @@ from dflash.checkpoint import (
     point_to,
     propose_transitions,
     read_manifest,
+    read_pointer,
     remove_aside,
     remove_checkpoint,
     verify_checkpoint,
@@ -45,6 +48,15 @@ class CheckpointBook:
     def last_segment(self) -> int:
         """Highest segment of any noted checkpoint, -1 without any."""
         return max((entry.segment for entry in self._ledger.current.values()), default=-1)
+
+    @property
+    def current(self) -> Mapping[int, LedgerEntry]:
+        """Last ledger entry of every step."""
+        return self._ledger.current
+
+    def reconsider(self) -> None:
+        """Judge at the next look also what was judged already: something besides the log has become known."""
+        self._judged.clear()
 
     @property
     def lines(self) -> tuple[LedgerLine, ...]:
@@ -107,7 +119,14 @@ class CheckpointBook:
         """Delete the checkpoints that retention lets go, all but `spare` (it is being copied)."""
         states = {step: entry.state for step, entry in self._ledger.current.items()}
         steps = list_checkpoints(self._paths.checkpoints_dir)
-        doomed = checkpoints_to_delete(steps, states, keep_clean=self._rule.keep_clean, keep_other=self._rule.keep_other)
+        best = read_pointer(self._paths.checkpoints_dir, BEST)
+        doomed = checkpoints_to_delete(
+            steps,
+            states,
+            keep_clean=self._rule.keep_clean,
+            keep_other=self._rule.keep_other,
+            pinned=() if best is None else (best,),
+        )
         for step in doomed:
             if step != spare:
                 remove_checkpoint(self._paths.checkpoints_dir, step)

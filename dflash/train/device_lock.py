@@ -30,7 +30,7 @@ def device_names(cluster: ClusterConfig, environment: Mapping[str, str]) -> list
     """Names of the devices that this machine's ranks will use, in their order; none on a CPU."""
     if cluster.device == "cpu":
         return []
-    needed = cluster.replicas_per_node * (cluster.targets_per_replica + 1)
+    needed = cluster.devices_per_node
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [str(index) for index in range(needed)] if visible is None else [name.strip() for name in visible.split(",")]
     return names[:needed]

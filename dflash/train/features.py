@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -95,16 +96,21 @@ class FeatureMaker:
         )
         labels = block_labels(input_ids, loss_mask, lengths, anchors, block_size=block_size)
         block_ids = block_token_ids(input_ids, anchors, block_size=block_size, mask_token_id=self.mask_token_id)
-        with self.computing:
+        with self.computing, self.courier.computing():
             features, final = self._run_target(input_ids.to(self.target.device), lengths)
-            embeds = self.target.embed(block_ids.to(self.target.device))
+            # Cast here: half the bytes travel.
+            features, embeds = features.to(self.dtype), self.target.embed(block_ids.to(self.target.device)).to(self.dtype)
+            final = None if final is None else final.to(self.dtype)
+            made = self.courier.mark()
+        carry = partial(self.courier.carry, after=made)
+        on_drafter = AnchorSet(*map(carry, anchors))
         return FeatureBatch(
             planned=planned,
-            features=self._to_drafter(features),
-            block_embeds=self._to_drafter(embeds),
-            anchors=AnchorSet(*(tensor.to(self.drafter_device) for tensor in anchors)),
-            labels=BlockLabels(*(tensor.to(self.drafter_device) for tensor in labels)),
-            target_states=None if final is None else self._states(final, anchors),
+            features=carry(features),
+            block_embeds=carry(embeds),
+            anchors=on_drafter,
+            labels=BlockLabels(*map(carry, labels)),
+            target_states=None if final is None else TargetStates(carry(final), on_drafter.positions),
             lengths=tuple(int(length) for length in batch.lengths),
             supervised_tokens=int(batch.loss_mask.sum()),
             covered_tokens=covered_tokens(labels, anchors, tokens=input_ids.shape[1]),
@@ -116,13 +122,6 @@ class FeatureMaker:
         if self.config.train.loss.objective != "acceptance":
             return self.target.features(input_ids, lengths), None
         return self.target.features_with_final(input_ids, lengths)
-
-    def _states(self, final: torch.Tensor, anchors: AnchorSet) -> TargetStates:
-        return TargetStates(self._to_drafter(final), anchors.positions.to(self.drafter_device))
-
-    def _to_drafter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Cast first: half the bytes travel."""
-        return self.courier.carry(tensor.to(self.dtype))
 
 
 def make_maker(

@@ -7,6 +7,7 @@ but which checkpoints this process has verified, so a supervisor that dies anywh
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 
@@ -45,6 +46,7 @@ class Rollbacks:
         self._book = book
         self._newest_segment = newest_segment
         self._verified: dict[int, str | None] = {}
+        self._quiet: tuple[object, ...] | None = None
 
     def settle(self, *, stop_trainer: Callable[[], None] | None) -> bool:
         """Do everything that there is to do now.
@@ -55,6 +57,8 @@ class Rollbacks:
         Returns:
             Whether the trainer was stopped.
         """
+        if self._glance(alive=stop_trainer is not None) == self._quiet:
+            return False
         stopped = False
         while (action := next_action(self._facts(trainer_alive=stop_trainer is not None and not stopped))) is not None:
             if isinstance(action, StopTrainer) and stop_trainer is not None:
@@ -63,7 +67,14 @@ class Rollbacks:
                 stopped = True
             else:
                 self._perform(action)
+        self._quiet = self._glance(alive=stop_trainer is not None and not stopped)
         return stopped
+
+    def _glance(self, *, alive: bool) -> tuple[object, ...]:
+        """What any action comes from, cheaply: while it stays the same, there is nothing to do that was not done."""
+        folder = self._paths.requests_dir
+        names = tuple(sorted(entry.name for entry in os.scandir(folder))) if folder.is_dir() else ()
+        return (names, len(self._book.lines), self._newest_segment(), alive)
 
     def halt(self) -> RollbackPlan | None:
         """The decision that ended this run for good, if one did."""

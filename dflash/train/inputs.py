@@ -6,10 +6,12 @@ mismatch is one message that shows both values.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from dflash.checkpoint import LoadedCheckpoint, RunIdentity
 from dflash.config import Config
+from dflash.data.consumption import positions_to_consume
 from dflash.data.plan import BatchPlan, load_plan
 from dflash.data.reader import SampleStore
 from dflash.errors import CheckpointError, RunStateError, TargetError
@@ -85,8 +87,14 @@ def initial_state(inputs: Inputs, *, segment: int) -> TrainerState:
     )
 
 
-def check_resumable(loaded: LoadedCheckpoint, *, fresh: TrainerState, identity: RunIdentity) -> None:
+def check_resumable(loaded: LoadedCheckpoint, *, fresh: TrainerState, identity: RunIdentity, accepted: bool) -> None:
     """Compare a checkpoint with what the run would start from now.
+
+    Args:
+        loaded: the checkpoint.
+        fresh: state that the run would have before its first update.
+        identity: what the run's checkpoints belong to.
+        accepted: a changed configuration was accepted; everything else must still be the same.
 
     Raises:
         CheckpointError: something that decides the numbers differs; the message shows all of it.
@@ -99,9 +107,27 @@ def check_resumable(loaded: LoadedCheckpoint, *, fresh: TrainerState, identity: 
         "target": (loaded.manifest.target_fingerprint, identity.target_fingerprint),
         "mask token id": (loaded.manifest.mask_token_id, identity.mask_token_id),
     }
+    if accepted:
+        del pairs["configuration"]
     differences = [f"{name}: checkpoint {saved}, run {now}" for name, (saved, now) in pairs.items() if saved != now]
     if differences:
         raise CheckpointError(
             f"checkpoint step-{loaded.state.step} does not belong to this run:\n  " + "\n  ".join(differences),
             remedy="start a new run for a changed configuration, or undo the change",
         )
+
+
+def replanned(state: TrainerState, inputs: Inputs) -> TrainerState:
+    """A state whose run goes on with an accepted change: what is left of the plan makes as many steps as it now takes.
+
+    Position, weights and moments stay; the schedule is laid out anew for the steps done and the steps left.
+    """
+    left = len(positions_to_consume(len(inputs.plan), start=state.plan_position, skipped=state.skipped_positions))
+    total = state.step + count_steps(left, skipped=(), step_batches=inputs.config.micro_batches_per_step, max_steps=None)
+    longest, guarded = inputs.config.train.max_steps, inputs.config.train.skip_update_if_grad_over is not None
+    return dataclasses.replace(
+        state,
+        config_sha256=training_hash(inputs.config),
+        total_steps=total if longest is None else max(state.step, min(total, longest)),
+        guard=(state.guard or NEW_GUARD) if guarded else None,
+    )

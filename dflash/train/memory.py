@@ -8,13 +8,14 @@ copy), so the drafter's optimizer, not the target, is usually what fills its dev
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash.config import Config
 from dflash.errors import TargetError
-from dflash.model.parameters import drafter_parameter_count
+from dflash.model.parameters import drafter_parameter_count, drafter_shapes
 from dflash.model.target_info import read_target_info
 from dflash.train.footprint import (
     FLOAT32_BYTES,
@@ -28,6 +29,7 @@ from dflash.train.footprint import (
     recomputed_activation_bytes,
     target_activation_bytes,
 )
+from dflash.train.weight_memory import checkpoint_bytes_per_parameter, weight_items
 
 GB = 1e9
 PROCESS_BYTES = 512 * 2**20
@@ -40,8 +42,6 @@ COLLATED_TOKEN_BYTES = 9
 """A padded token of a batch in host memory: its id (int64) and its place in the loss mask."""
 LENGTH_BYTES = 8
 """A sequence's length in a batch."""
-CHECKPOINT_BYTES_PER_PARAMETER = 3 * FLOAT32_BYTES
-"""fp32 weights and two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def plan_memory(config: Config, target: TargetShape) -> MemoryPlan:
     """The plan for a given target shape."""
     trainable = drafter_parameter_count(config.drafter, target.hidden_size)
     target_items = _target_items(config, target)
-    drafter_items = _drafter_items(config, target, trainable)
-    host_items = _host_items(config, trainable)
+    drafter_items = _drafter_items(config, target)
+    host_items = _host_items(config, target, trainable)
     cluster = config.cluster
     places: tuple[DevicePlan, ...]
     if cluster.device == "cpu":
@@ -168,17 +168,20 @@ def plan_memory(config: Config, target: TargetShape) -> MemoryPlan:
             ),
         )
     else:
-        gpu_targets = cluster.replicas * cluster.targets_per_replica
-        places = (
-            DevicePlan("target GPU", gpu_targets, _with_cuda(target_items), cluster.device_memory_bytes, on_host=False),
-            DevicePlan("drafter GPU", cluster.replicas, _with_cuda(drafter_items), cluster.device_memory_bytes, on_host=False),
-            DevicePlan("host memory", cluster.replicas, host_items, None, on_host=True),
-        )
+        roles = [
+            ("target GPU", cluster.replicas * cluster.targets_per_replica, target_items),
+            ("drafter GPU", cluster.replicas, drafter_items),
+        ]
+        if cluster.share_device:
+            roles = [("GPU of target and drafter", cluster.replicas, target_items + drafter_items)]
+        capacity = cluster.device_memory_bytes
+        gpus = (DevicePlan(name, count, _with_cuda(items), capacity, on_host=False) for name, count, items in roles)
+        places = (*gpus, DevicePlan("host memory", cluster.replicas, host_items, None, on_host=True))
     return MemoryPlan(
         target=target,
         trainable_parameters=trainable,
         places=places,
-        checkpoint_bytes=CHECKPOINT_BYTES_PER_PARAMETER * trainable,
+        checkpoint_bytes=checkpoint_bytes_per_parameter(config) * trainable,
         checkpoints=_checkpoints_on_disk(config),
     )
 
@@ -209,34 +212,29 @@ def _verdict(place: DevicePlan) -> str:
 
 def _target_items(config: Config, target: TargetShape) -> tuple[MemoryItem, ...]:
     number_bytes = element_bytes(config.target.dtype, device=config.cluster.device)
-    # On a CPU the target threads share one model; each still has a batch of its own in hand.
-    workers = config.cluster.targets_per_replica if config.cluster.device == "cpu" else 1
+    # Where the target threads share one model, each still has a batch of its own in hand.
+    workers = config.cluster.targets_per_replica if config.cluster.devices_per_replica <= 1 else 1
     shapes = batch_shapes(config)
     activations = max(
         target_activation_bytes(shape, target_hidden_size=target.hidden_size, number_bytes=number_bytes) for shape in shapes
     )
-    in_hand = 2 * workers * _batch_bytes(config, target, number_bytes)
+    # On a GPU a target has two threads: beside the batch that one of them makes, the other's is on its way.
+    in_hand = (2 if config.cluster.device == "cpu" else 3) * workers * _batch_bytes(config, target, number_bytes)
     return (
         MemoryItem("target weights, frozen", target.num_parameters * number_bytes),
         MemoryItem("target activations of the largest batch", workers * activations),
-        MemoryItem("features in the making (taps and their concatenation)", in_hand),
+        MemoryItem("features in the making (taps and their concatenation) and on their way", in_hand),
     )
 
 
-def _drafter_items(config: Config, target: TargetShape, trainable: int) -> tuple[MemoryItem, ...]:
+def _drafter_items(config: Config, target: TargetShape) -> tuple[MemoryItem, ...]:
     device = config.cluster.device
     number_bytes = element_bytes(config.train.compute_dtype, device=device)
     features = _batch_bytes(config, target, number_bytes)
     window = max(config.train.queues.feature_bytes, features)
     waiting = config.cluster.targets_per_replica * (1 if device == "cpu" else 2)
-    items = [
-        MemoryItem("drafter master weights, fp32", FLOAT32_BYTES * trainable),
-        MemoryItem("gradients, fp32", FLOAT32_BYTES * trainable),
-        MemoryItem("Adam moments, 2 x fp32", 2 * FLOAT32_BYTES * trainable),
-    ]
-    if number_bytes != FLOAT32_BYTES:
-        items.append(MemoryItem("drafter weights for compute, bf16", number_bytes * trainable))
-    if device != "cpu":  # on a CPU the drafter uses the target's own head
+    items = [MemoryItem(name, size) for name, size in weight_items(config, target_hidden_size=target.hidden_size)]
+    if config.cluster.devices_per_replica > 1:  # on one device the drafter uses the target's own head
         head = target.vocab_size * target.hidden_size * element_bytes(config.target.dtype, device=device)
         items.append(MemoryItem("target's head, frozen copy", head))
     items += [
@@ -266,21 +264,30 @@ def _step_items(config: Config, target: TargetShape, number_bytes: int) -> tuple
     )
 
 
-def _host_items(config: Config, trainable: int) -> tuple[MemoryItem, ...]:
+def _host_items(config: Config, target: TargetShape, trainable: int) -> tuple[MemoryItem, ...]:
     reader = config.data.reader
     batch_bytes = config.plan.tokens_per_batch * COLLATED_TOKEN_BYTES + config.plan.max_sequences * LENGTH_BYTES
-    on_cpu = config.cluster.device == "cpu"
-    staged = 0 if on_cpu else 2 * STAGING_BYTES * config.cluster.targets_per_replica
-    staging = () if on_cpu else (MemoryItem("staging of features between devices, pinned", staged),)
-    pinned = "" if config.cluster.device == "cpu" else ", pinned"
+    snapshot = MemoryItem("checkpoint snapshot buffers", checkpoint_bytes_per_parameter(config) * trainable)
+    if config.cluster.device == "cuda":
+        pinned = _pinned_bytes(config, target)
+        snapshot = MemoryItem("checkpoint snapshot buffers, pinned (the allocator gives powers of two)", pinned)
+    staged = 2 * STAGING_BYTES * config.cluster.targets_per_replica
+    staging = MemoryItem("staging of features between devices, pinned", staged)
     return (
-        MemoryItem(f"checkpoint snapshot buffers{pinned}", CHECKPOINT_BYTES_PER_PARAMETER * trainable),
+        snapshot,
         MemoryItem("batches ready for a target (train.queues.ready_bytes)", config.train.queues.ready_bytes),
         MemoryItem("decoded pages that the reader keeps (data.reader.cache_mib)", reader.cache_mib * 2**20),
         MemoryItem("batches read ahead (data.reader.prefetch_batches)", reader.prefetch_batches * batch_bytes),
         MemoryItem("interpreter and libraries", PROCESS_BYTES),
-        *staging,
+        *((staging,) if config.cluster.devices_per_replica > 1 else ()),
     )
+
+
+def _pinned_bytes(config: Config, target: TargetShape) -> int:
+    """Weights and moments, a buffer a tensor, each rounded up to a power of two as torch's pinned allocator does."""
+    shapes = drafter_shapes(config.drafter, target_hidden_size=target.hidden_size).values()
+    sizes = (FLOAT32_BYTES * math.prod(shape) for shape in shapes)
+    return checkpoint_bytes_per_parameter(config) // FLOAT32_BYTES * sum(1 << (size - 1).bit_length() for size in sizes)
 
 
 def _with_cuda(items: tuple[MemoryItem, ...]) -> tuple[MemoryItem, ...]:
@@ -297,7 +304,8 @@ def _batch_bytes(config: Config, target: TargetShape, number_bytes: int) -> int:
 
 
 def _checkpoints_on_disk(config: Config) -> int:
-    """step-0, the kept ones, those younger than their soak, and the one being written."""
+    """step-0, the kept ones, the best by its probes, those younger than their soak, and the one being written."""
     checkpoint = config.checkpoint
     unsettled = -(-checkpoint.soak_steps // checkpoint.interval_steps)
-    return 1 + checkpoint.keep_clean + checkpoint.keep_other + unsettled + 1
+    best = 1 if config.probe.every_steps else 0
+    return 1 + checkpoint.keep_clean + checkpoint.keep_other + best + unsettled + 1

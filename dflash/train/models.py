@@ -1,7 +1,7 @@
 """The models of one replica: targets, drafter and optimizer, each on its device.
 
-Invariant: target worker i sits on device i of the replica and the drafter on the last one; on a CPU all share it (and
-the weights of one loaded target).
+Invariant: target worker i sits on device i of the replica and the drafter on the last one; on a CPU, or where a replica has a
+single GPU, all share it (and the weights of one loaded target).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dflash.model.backends import choose_attention
 from dflash.model.drafter import Drafter
 from dflash.model.head import FrozenHead
 from dflash.model.target import Target, load_target
-from dflash.train.optimizer import build_optimizer, optimizer_tensors
+from dflash.train.optimizer import Optimizer, build_optimizer, optimizer_tensors
+from dflash.train.sharding import sharded_drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Models:
 
     targets: Sequence[Target]
     drafter: Drafter
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
     weights: dict[str, torch.Tensor]
     moments: dict[str, torch.Tensor]
     device: torch.device
@@ -50,25 +51,25 @@ class Models:
 
 
 def load_models(config: Config) -> Models:
-    """Load the targets and build the drafter with its optimizer.
+    """Load the targets and build the drafter with its optimizer; with `cluster.shard` the ranks must have met.
 
     Raises:
         TargetError, DrafterError: the target cannot be loaded or does not fit.
     """
     devices = replica_devices(config)
     layer_ids = config.drafter.target_layer_ids
-    if devices[0].type == "cpu":
+    if len(set(devices)) == 1:
         targets = [load_target(config.target, target_layer_ids=layer_ids, device=devices[0])] * (len(devices) - 1)
     else:
         targets = [load_target(config.target, target_layer_ids=layer_ids, device=device) for device in devices[:-1]]
-    drafter = Drafter(config.drafter, target_hidden_size=targets[0].info.hidden_size).to(devices[-1])
+    drafter = _drafter(config, target_hidden_size=targets[0].info.hidden_size, device=devices[-1])
     compute_dtype = compute_dtype_of(config, devices[-1])
     drafter.attention = choose_attention(
         config.drafter, wanted=config.train.attention, device=devices[-1], dtype=compute_dtype
     ).backend
     drafter.recompute_layers = config.train.recompute_layers
     if config.train.compile:
-        drafter.compile()  # in place: names and parameters stay
+        drafter.compile_dense(backend="inductor")
     optimizer = build_optimizer(drafter, config.train.optimizer, lr=config.train.lr)
     return Models(
         targets=targets,
@@ -81,12 +82,20 @@ def load_models(config: Config) -> Models:
     )
 
 
+def _drafter(config: Config, *, target_hidden_size: int, device: torch.device) -> Drafter:
+    if config.cluster.shard:
+        return sharded_drafter(config.drafter, target_hidden_size=target_hidden_size, device=device)
+    return Drafter(config.drafter, target_hidden_size=target_hidden_size).to(device)
+
+
 def replica_devices(config: Config) -> list[torch.device]:
     """Devices of this process's replica: its targets', then the drafter's."""
     count = config.cluster.targets_per_replica + 1
     if config.cluster.device == "cpu":
         return [torch.device("cpu")] * count
-    first = int(os.environ["LOCAL_RANK"]) * count
+    first = int(os.environ["LOCAL_RANK"]) * config.cluster.devices_per_replica
+    if config.cluster.share_device:
+        return [torch.device("cuda", first)] * count
     return [torch.device("cuda", first + index) for index in range(count)]
 
 

@@ -60,8 +60,20 @@ def identify(pid: int, *, role: str) -> ProcessIdentity | None:
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return None
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    return ProcessIdentity(role=role, pid=pid, start_ticks=int(fields[19]), boot_id=boot_id)
+    return ProcessIdentity(role=role, pid=pid, start_ticks=int(fields[19]), boot_id=boot_id())
+
+
+def boot_id() -> str:
+    """What tells this boot of this machine from any other; the monotonic clocks of one boot can be compared."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def this_process(*, role: str) -> ProcessIdentity:
+    """Identity of the calling process."""
+    found = identify(os.getpid(), role=role)
+    if found is None:
+        raise RuntimeError("a process that runs is always found in /proc")
+    return found
 
 
 def die_with_parent(expected_parent_pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,16 @@ def read_account(paths: RunPaths) -> tuple[dict[str, float], str]:
 
 
 def read_progress(paths: RunPaths) -> TrainProgress:
-    """Read where the run stands."""
+    """Read where the run stands; a log that has not changed is not read again."""
+    try:
+        about = paths.log.stat()
+    except FileNotFoundError:
+        return _progress_of(paths, ())
+    return _progress_of(paths, (about.st_ino, about.st_size, about.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=4)
+def _progress_of(paths: RunPaths, _version: tuple[int, ...]) -> TrainProgress:
     items = list(parse_lines(_tail(paths.log)))
     total_steps = _total_steps(items)
     if total_steps is None:
@@ -67,6 +77,11 @@ def read_progress(paths: RunPaths) -> TrainProgress:
         tokens_per_s=sum(item["tokens_per_s"] * item["step_time_s"] for item in steps) / seconds,
         eta_s=max(0, total_steps - done) * seconds / len(steps),
     )
+
+
+def newest_segment(paths: RunPaths) -> int:
+    """Number of the segment that the log ends in; 0 without any."""
+    return max((item["segment"] for item in parse_lines(_tail(paths.log)) if isinstance(item.get("segment"), int)), default=0)
 
 
 def _newest_records(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

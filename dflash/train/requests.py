@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dflash.errors import DataError
-from dflash.records import ControlRequest, RunPaths, from_json
-from dflash.storage import atomic_write_text
+from dflash.records import ControlRequest, RunPaths, from_json, to_json
+from dflash.storage import atomic_write_text, create_exclusively
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,12 @@ def pending_requests(paths: RunPaths) -> list[ControlRequest]:
         if request is not None:
             pending.append(request)
     return sorted(pending, key=lambda request: (request.requested_at, request.key))
+
+
+def ask(paths: RunPaths, request: ControlRequest) -> bool:
+    """Put a request to the run's supervisor; False if one of its key was put before (and perhaps dealt with)."""
+    paths.requests_dir.mkdir(parents=True, exist_ok=True)
+    return create_exclusively(paths.requests_dir / f"{request.key}.json", to_json(request, indent=2).encode())
 
 
 def acknowledge(paths: RunPaths, key: str, *, outcome: str) -> None:

@@ -25,9 +25,10 @@ from dflash.storage import atomic_write_text, get_bytes, open_store
 logger = logging.getLogger(__name__)
 
 OBSERVING_KEYS = (
-    "run.name", "run.root", "cluster.targets_per_replica", "cluster.device_memory_bytes", "cluster.nodes", "cluster.rendezvous",
-    "cluster.network_interface", "cluster.collective_timeout_s", "health.", "rollback.", "evaluate.", "tracking.",
-    "checkpoint.", "train.queues.", "train.max_nonfinite_in_row", "train.heartbeat_s", "train.log_heartbeat_s",
+    "run.name", "run.root", "cluster.targets_per_replica", "cluster.share_device", "cluster.shard", "cluster.device_memory_bytes",
+    "cluster.nodes", "cluster.rendezvous", "cluster.network_interface", "cluster.collective_timeout_s",
+    "health.", "rollback.", "evaluate.", "probe.", "tracking.", "drill.", "checkpoint.", "train.queues.",
+    "train.max_nonfinite_in_row", "train.heartbeat_s", "train.log_heartbeat_s",
     "train.max_restarts", "train.restart_", "train.stall_s",
     "target.local_files_only", "data.reader.", "data.runner", "data.workers", "data.store",
 )  # fmt: skip
@@ -146,19 +147,22 @@ def _holder(paths: RunPaths) -> str:
 
 
 def _refuse_other_config(config: Config, known: Config, paths: RunPaths) -> None:
-    differences = _differences(training_identity(known), training_identity(config))
+    differences = show_differences(training_identity(known), training_identity(config))
     if differences:
         raise RunStateError(
             f"run {paths.root} was made from another configuration:\n  " + "\n  ".join(differences),
-            remedy="use another run.name for the changed configuration, or undo the change",
+            remedy="use another run.name for the changed configuration, undo the change, or let the run go on with it "
+            "(`train --accept-changes`)",
         )
-    for line in _differences(flat_params(known), flat_params(config)):
+    for line in show_differences(flat_params(known), flat_params(config)):
         logger.info("run %s continues with a changed setting that does not touch its numbers: %s", paths.root, line)
 
 
-def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{key}: {known.get(key, '(absent)')} -> {wanted.get(key, '(absent)')}"
-        for key in sorted(known.keys() | wanted.keys())
-        if known.get(key) != wanted.get(key)
-    ]
+def differing_keys(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Keys whose values differ, in order."""
+    return [key for key in sorted(known.keys() | wanted.keys()) if known.get(key) != wanted.get(key)]
+
+
+def show_differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """One line for every key that differs, `key: old -> new`."""
+    return [f"{key}: {known.get(key, '(absent)')} -> {wanted.get(key, '(absent)')}" for key in differing_keys(known, wanted)]

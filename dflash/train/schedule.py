@@ -6,7 +6,7 @@ Invariant: nothing here has state, so a resumed run computes what the uninterrup
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dflash.config import TrainConfig
 
@@ -91,3 +91,18 @@ def deal_step(costs: Sequence[int], *, ranks: int) -> tuple[tuple[int, ...], ...
         dealt[rank].append(index)
         had[rank] += costs[index]
     return tuple(tuple(sorted(own)) for own in dealt)
+
+
+def waiting_frac(steps: Iterable[Sequence[int]], *, ranks: int) -> float:
+    """Share of all ranks' time that they wait for the dearest one, if time is proportional to cost.
+
+    Args:
+        steps: of each step the costs of its micro-batches, in plan order.
+        ranks: R.
+    """
+    worked = lasted = 0
+    for costs in steps:
+        shares = [sum(costs[index] for index in own) for own in deal_step(costs, ranks=ranks)]
+        worked += sum(shares)
+        lasted += ranks * max(shares)
+    return 1.0 - worked / lasted if lasted else 0.0

@@ -4,7 +4,8 @@ Dimensions: K block size.
 Invariant: an update is applied only if the objective, its weight and the gradient norm are finite on all ranks; a skipped one
 changes neither weights nor moments. Numerators are back-propagated unnormalised and divided once by the summed
 denominators, so any split into micro-batches and replicas gives the same gradient up to rounding.
-With several ranks all gradients are views of one flat buffer: autograd adds into it, and one all-reduce sums it.
+With several ranks all gradients are views of one flat buffer: autograd adds into it, and one all-reduce sums it. Of a sharded
+drafter each rank has its part of the summed gradient already after the backward pass.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dflash.model.head import FrozenHead
 from dflash.model.loss import LossSums, block_loss
 from dflash.train.features import FeatureBatch
 from dflash.train.group import Group
+from dflash.train.optimizer import Optimizer
+from dflash.train.sharding import is_sharded, join_pass, own_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Stepper:
     def __init__(
         self,
         drafter: Drafter,
-        optimizer: torch.optim.AdamW,
+        optimizer: Optimizer,
         *,
         head: FrozenHead,
         loss: LossConfig,
@@ -95,17 +98,24 @@ class Stepper:
         self._autocast_dtype = autocast_dtype
         self._group = group
         self._parameters = list(drafter.parameters())
-        self._flat = _flat_gradients(self._parameters) if group.size > 1 else None
+        self._sharded = is_sharded(drafter)
+        self._flat = _flat_gradients(self._parameters) if group.size > 1 and not self._sharded else None
         self._pending: list[tuple[int, LossSums]] = []
 
     def accumulate(self, batch: FeatureBatch) -> None:
         """Forward and backward of one micro-batch."""
-        device_type = batch.features.device.type
-        with torch.autocast(device_type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
+        with self._autocast(batch.features.device.type):
             hidden = self._drafter(batch.features, batch.block_embeds, batch.anchors.positions, batch.anchors.keep)
         sums = block_loss(hidden, batch.labels, batch.anchors.keep, self._head, loss=self._loss, target=batch.target_states)
         sums.objective_sum.backward()  # type: ignore[no-untyped-call]
         self._pending.append((batch.planned.position, sums))
+
+    def join_others(self, passes: int) -> None:
+        """Take part in passes of ranks that have more micro-batches in this step; only a sharded drafter needs that."""
+        if self._sharded:
+            for _ in range(passes):
+                with self._autocast(self._parameters[0].device.type):
+                    join_pass(self._drafter)
 
     def update(self, *, lr: float, norm_limit: float) -> Update:
         """Apply (or skip) the update of everything accumulated on all ranks, and forget the gradients.
@@ -120,10 +130,9 @@ class Stepper:
         sums = self._sums_of_all()
         if self._flat is not None:
             self._group.sum_(self._flat)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = [own_part(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         weight = sum(item.objective_weight for item in sums)
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        grad_norm = _ratio(norm, weight)
+        grad_norm = _ratio(self._norm(gradients), weight)
         nonfinite = _vote(sums, grad_norm)
         over_limit = not nonfinite and grad_norm > norm_limit
         clip_coef = math.nan
@@ -142,8 +151,17 @@ class Stepper:
         return Update(sums=sums, grad_norm=grad_norm, clip_coef=clip_coef, nonfinite=nonfinite, over_limit=over_limit)
 
     def weight_sum(self) -> float:
-        """Sum of all weights in float64: equal on all ranks as long as they made the same updates."""
-        return float(torch.stack([parameter.detach().sum(dtype=torch.float64) for parameter in self._parameters]).sum())
+        """Sum of all weights in float64: equal on all ranks as long as they made the same updates, or share the weights."""
+        own = float(torch.stack([own_part(parameter.detach()).sum(dtype=torch.float64) for parameter in self._parameters]).sum())
+        return float(sum(self._group.gather(own))) if self._sharded else own
+
+    def _norm(self, gradients: Sequence[torch.Tensor]) -> float:
+        """Of the whole gradient; the ranks' parts are added in the same order everywhere."""
+        own = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        return math.sqrt(sum(part**2 for part in self._group.gather(own))) if self._sharded else own
+
+    def _autocast(self, device_type: str) -> torch.autocast:
+        return torch.autocast(device_type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None)
 
     def _sums_of_all(self) -> tuple[Sums, ...]:
         """Every rank's numbers in plan order, so that their totals do not depend on who computed what."""

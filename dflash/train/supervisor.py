@@ -8,9 +8,7 @@ stop or a halt is neither.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import signal
 import threading
 import time
@@ -23,16 +21,17 @@ from dflash.config import Config
 from dflash.data.plan_file import read_plan_manifest
 from dflash.errors import HaltedError, InterruptedRunError, NonFiniteLimitError, StorageError, TrainerCrashedError
 from dflash.records import ControlRequest, RunPaths
-from dflash.storage import atomic_write_text
 from dflash.train.book import CheckpointBook
 from dflash.train.child import STOP_GRACE_S, TICK_S, TrainerProcess
 from dflash.train.device_lock import hold_devices
 from dflash.train.doctor import check_devices
 from dflash.train.follow import LogFollower
 from dflash.train.go_back import Rollbacks
+from dflash.train.heartbeat import write_heartbeat
 from dflash.train.mirror import open_mirror
 from dflash.train.outcome import error_of, read_exit
-from dflash.train.processes import end_recorded, identify
+from dflash.train.probes import ProbeReader
+from dflash.train.processes import end_recorded, this_process
 from dflash.train.requests import acknowledge, pending_requests
 from dflash.train.restarts import RestartBudget, StallWatch
 from dflash.train.runs import hold_run
@@ -43,6 +42,7 @@ CriticalSpans = Callable[[], tuple[tuple[int, int], ...]]
 """Checks the log up to now and returns (onset, last record step) of its critical training findings."""
 
 _CRASH_LINES = 15
+_SETTLED_NS = 1_000_000_000
 _COPY_AFTER_ERROR_S = 1.0
 """A run that was stopped or failed does not keep its caller waiting for the store."""
 
@@ -109,12 +109,15 @@ class _Supervisor:
         self._on_tick = on_tick
         self._critical_spans = critical_spans
         self._book = CheckpointBook(paths, config.checkpoint, config.rollback)
+        self._probes = ProbeReader(paths, config, self._book)
         self._follower = LogFollower(paths.log)
         self._rollbacks = Rollbacks(paths, self._book, newest_segment=self._newest_segment)
         self._batches = read_plan_manifest(paths.plan_dir).batches
         self._restarts = RestartBudget(config.train)
         self._signal: int | None = None
+        self._me = this_process(role="supervisor")
         self._beat_due_s = 0.0
+        self._reconciled_at_ns: int | None = None
         self._trouble = ""
         self._mirror = open_mirror(paths, config.checkpoint, on_object=lambda _name: None)
 
@@ -139,7 +142,9 @@ class _Supervisor:
             self._settle(None)
             resume_step = self._book.newest_verified()
             if resume_step is not None and self._is_finished(resume_step):
-                self._judge(ended=True)
+                self._await_probes()
+                if self._judge(ended=True):
+                    self._on_tick()
                 if not self._rollbacks.pending():
                     break
                 continue
@@ -219,7 +224,10 @@ class _Supervisor:
     def _will_roll_back(self) -> bool:
         """Let the health check see the end of a trainer that gave up; whether it has decided on a way on."""
         self._follower.poll()
+        # First what is clean, then what to do: a decision made before would go back further than it has to.
+        self._judge(ended=False)
         self._critical_spans()
+        self._on_tick()
         return self._rollbacks.pending()
 
     def _newest_segment(self) -> int:
@@ -233,25 +241,40 @@ class _Supervisor:
         self._beat()
         with self._disk_may_fail():
             self._follower.poll()
-            if self._book.reconcile() or self._book.is_due(records=self._follower.end):
+            if self._probes.poll():
+                self._book.reconsider()
+            if self._reconciled() or self._book.is_due(records=self._follower.end):
                 self._judge(ended=False)
             if self._mirror is not None:
                 self._mirror.notice()
             self._on_tick()
 
-    def _judge(self, *, ended: bool) -> None:
+    def _reconciled(self) -> bool:
+        """Reconcile if the folder of checkpoints has changed; returns whether there was a new one."""
+        changed_at_ns = self._paths.checkpoints_dir.stat().st_mtime_ns
+        if changed_at_ns == self._reconciled_at_ns:
+            return False
+        found = self._book.reconcile()
+        # A younger time may not be the last of its clock tick.
+        self._reconciled_at_ns = changed_at_ns if time.time_ns() - changed_at_ns > _SETTLED_NS else None
+        return found
+
+    def _judge(self, *, ended: bool) -> bool:
+        """Judge the checkpoints that are due, and let go of what retention lets go; returns whether the log shows damage."""
         records = self._follower.end
         if not ended and not self._book.is_due(records=records):
-            return
+            return False
         evidence = Evidence(
             critical_spans=self._critical_spans(),
             judged_records=records,
             coverage_frac=self._follower.coverage_frac,
             min_coverage_frac=self._config.health.min_coverage_frac,
             ended=ended,
+            probes=self._probes.view(ended=ended),
         )
         self._book.judge(evidence)
         self._book.prune(spare=None if self._mirror is None else self._mirror.uploading)
+        return bool(evidence.critical_spans)
 
     def _raise_requested(self, process: TrainerProcess | None = None) -> None:
         """Obey the oldest request or a signal: end the trainer, acknowledge, raise."""
@@ -264,6 +287,14 @@ class _Supervisor:
         for request in requests:
             acknowledge(self._paths, request.key, outcome="the trainer is stopped")
         raise _error_for(self._signal, requests, self._paths)
+
+    def _await_probes(self) -> None:
+        """Give the probes that the last verdicts wait for some time: the last one stands in for the rest of its soak."""
+        until_s = time.monotonic() + self._config.probe.final_wait_s
+        while self._probes.awaits() and time.monotonic() < until_s:
+            time.sleep(TICK_S)
+            self._tick()
+            self._raise_requested()
 
     def _is_finished(self, step: int) -> bool:
         state = read_state(self._paths.checkpoint(step))
@@ -294,10 +325,15 @@ class _Supervisor:
     def _beat(self) -> None:
         if time.monotonic() < self._beat_due_s:
             return
-        me = identify(os.getpid(), role="supervisor")
-        beat = {"pid": os.getpid(), "start_time": None if me is None else me.start_ticks, "at": time.time()}
+        beat = {
+            "pid": self._me.pid,
+            "start_time": self._me.start_ticks,
+            "boot_id": self._me.boot_id,
+            "at": time.time(),
+            "mono": time.monotonic(),
+        }
         with self._disk_may_fail():
-            atomic_write_text(self._paths.heartbeat, json.dumps(beat) + "\n")
+            write_heartbeat(self._paths.heartbeat, beat)
         self._beat_due_s = time.monotonic() + self._config.train.heartbeat_s
 
 

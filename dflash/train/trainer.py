@@ -198,6 +198,8 @@ class Trainer:
             waited_s += wait_s
             machinery.stepper.accumulate(batch)
             batches.append(batch)
+        if self._config.cluster.shard:
+            machinery.stepper.join_others(-(-len(positions) // machinery.group.size) - len(batches))
         return batches, waited_s
 
     def _reports_of_all(self, report: RankReport) -> list[RankReport]:
@@ -296,8 +298,12 @@ def own_positions(plan: BatchPlan, positions: Sequence[int], *, group: Group) ->
     """The own rank's share of a step's positions, in plan order."""
     if group.size == 1:
         return positions
-    costs = [int(plan.padded_tokens_of(np.array([p]), epoch=plan.epoch_of(p))[0]) for p in positions]
-    return [positions[index] for index in deal_step(costs, ranks=group.size)[group.rank]]
+    return [positions[index] for index in deal_step(costs_of(plan, positions), ranks=group.size)[group.rank]]
+
+
+def costs_of(plan: BatchPlan, positions: Sequence[int]) -> list[int]:
+    """Padded tokens of the batches at some positions."""
+    return [int(plan.padded_tokens_of(np.array([p]), epoch=plan.epoch_of(p))[0]) for p in positions]
 
 
 def _times_of(word: Mapping[str, Any]) -> ReplicaTimes:

@@ -23,7 +23,7 @@ from dflash.errors import EXIT_OK, DflashError, InterruptedRunError, NonFiniteLi
 from dflash.records import RunPaths
 from dflash.train.group import join_group
 from dflash.train.inputs import open_inputs
-from dflash.train.models import load_models
+from dflash.train.models import load_models, replica_devices
 from dflash.train.outcome import write_exit
 from dflash.train.processes import LAUNCHER_PID_VARIABLE, die_with_parent, identify, register_process
 from dflash.train.segment import run_segment
@@ -70,8 +70,11 @@ def train_segment(paths: RunPaths, *, segment: int, resume_step: int | None, on_
         torch.use_deterministic_algorithms(config.cluster.device == "cpu")
         inputs = open_inputs(config, paths)
         with inputs.store:
-            models = load_models(config)
+            if config.cluster.device == "cuda":
+                # Or whatever asks for "the" device (collectives, pinned memory, foreign kernels) would wake the first GPU.
+                torch.cuda.set_device(replica_devices(config)[-1])
             group = join_group(config.cluster)
+            models = load_models(config)
             state = run_segment(
                 inputs, models, segment=segment, resume_step=resume_step, stop=stop, on_operation=on_operation, group=group
             )

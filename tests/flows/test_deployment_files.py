@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,9 @@ import pytest
 import yaml
 from prefect import Flow
 from prefect.utilities.importtools import import_object
+
+from flows.automations import SILENCE_S
+from tasks.code_version import code_version
 
 ROOT = Path(__file__).parents[2]
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
@@ -61,8 +67,33 @@ def test_the_health_check_is_scheduled_acts_and_has_workers_of_its_own(name: str
     assert "schedules" not in BY_NAME[f"train/{name}"], "training starts when a person says so"
 
 
+def test_every_deployed_flow_carries_the_version_of_the_code() -> None:
+    flows = {flow_of(deployment).name: flow_of(deployment).version for deployment in DEPLOYMENTS}
+    assert {version for name, version in flows.items() if name != "compare"} == {code_version()}
+    assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", code_version())
+
+
+def test_a_changed_source_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flows").mkdir()
+    source = tmp_path / "flows" / "a.py"
+    monkeypatch.setattr("tasks.code_version.ROOT", tmp_path)
+    found = []
+    for text in ("x = 1", "x = 2", "x = 1"):
+        source.write_text(text, encoding="utf-8")
+        found.append(code_version.__wrapped__())
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_health_check_does_not_pay_for_the_training_s_packages() -> None:
+    code = "import sys, flows.health, flows.serve_health\n"
+    code += "print(sorted({'torch', 'transformers', 'mlflow', 'pyarrow'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_only_this_projects_plugin_is_allowed_and_nothing_phones_home() -> None:
     settings = tomllib.loads((ROOT / "prefect.toml").read_text(encoding="utf-8"))
     assert settings["plugins"] == {"enabled": True, "allow": ["dflash"]}
     assert settings["server"]["analytics_enabled"] is False
+    assert settings["flows"]["heartbeat_frequency"] * 3 == SILENCE_S, "the automation waits for three heartbeats"
     assert settings["api"]["url"].startswith("http://127.0.0.1:")

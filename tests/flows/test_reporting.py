@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import http.server
 import logging
 import threading
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from uuid import uuid4
 
 import pytest
@@ -16,9 +19,11 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 
 from dflash.errors import HaltedError
 from dflash.train.progress import TrainProgress
-from tasks import progress, reporting
+from tasks import patience, progress, reporting
 from tasks.local import run_program
 from tasks.train_drafter import _detail
+
+WHERE: contextvars.ContextVar[str] = contextvars.ContextVar("where")
 
 
 class Recorder:
@@ -133,9 +138,54 @@ def test_an_artifact_that_cannot_be_stored_is_a_warning(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(reporting, "create_markdown_artifact", refuse)
     monkeypatch.setattr(reporting, "create_table_artifact", refuse)
+    monkeypatch.setattr(reporting, "is_there", lambda _api_url: True)
     reporting.markdown("a", "text", description="")
     reporting.table("b", [{"x": 1}], description="")
     assert caplog.text.count("could not be stored in Prefect") == 2
+
+
+def test_what_a_server_that_is_away_cannot_take_is_sent_once_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, stored = [False], []
+    monkeypatch.setattr(reporting, "is_there", lambda _api_url: there[0])
+    monkeypatch.setattr(reporting, "create_markdown_artifact", lambda text, **_rest: stored.append((text, WHERE.get())))
+    WHERE.set("in the task")
+    reporting.markdown("a", "one", description="")
+    reporting.markdown("b", "two", description="")
+    WHERE.set("in the flow")
+    assert stored == []
+    there[0] = True
+    reporting.markdown("c", "three", description="")
+    reporting.send_kept()
+    reporting.send_kept()
+    assert stored == [("three", "in the flow"), ("one", "in the task"), ("two", "in the task")]
+
+
+def test_a_server_that_answers_is_not_waited_for_and_one_that_is_away_is(
+    healthy_server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with temporary_settings({PREFECT_API_URL: healthy_server}):
+        assert patience.await_server()
+    assert not caplog.records
+    naps: list[float] = []
+    monkeypatch.setattr(patience.time, "sleep", naps.append)
+    monkeypatch.setattr(patience, "is_there", lambda _api_url: len(naps) > 100)
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
+        assert patience.await_server()
+    assert len(naps) == 101
+    assert "the Prefect server is back" in caplog.text
+
+
+def test_a_server_that_refuses_is_there_and_a_proxy_without_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(code: int) -> Any:
+        def opened(*_arguments: Any, **_keywords: Any) -> Any:
+            raise HTTPError("http://x", code, "", Message(), None)
+
+        return opened
+
+    for code, there in ((401, True), (404, True), (502, False), (503, False)):
+        monkeypatch.setattr(patience.urllib.request, "urlopen", answer(code))
+        assert patience.is_there("http://127.0.0.1:1/api") is there
+    assert not patience.is_there("not an address")
 
 
 def test_a_line_of_training_fits_on_eighty_columns_and_holds_no_control_characters(

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from dflash.checkpoint import list_checkpoints, read_state
+from dflash.config import dump_config, parse_config
+from dflash.data.plan import load_plan
 from dflash.errors import EXIT_INTERRUPTED, EXIT_NONFINITE, NonFiniteLimitError, RunStateError
+from dflash.train.changes import accept_changes
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.runs import prepare_run, read_data_pointer
 from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config
@@ -96,6 +99,9 @@ def test_the_log_names_every_ranks_batches_and_waits_and_is_written_once(two: Ti
         assert max(per_rank) <= 2 and abs(per_rank[0] - per_rank[1]) <= 1
         consumed += [item["batch_id"] for item in batches]
     assert consumed == list(range(len(consumed)))
+    start = log_lines(two.paths)[0]
+    assert start["event"] == "start"
+    assert 0 < start["details"]["rank_wait_expected_frac"] < 0.5
     finish = log_lines(two.paths)[-1]
     assert finish["event"] == "finish"
     assert [word["batches"] for word in finish["details"]["replica_times"]] == [
@@ -168,6 +174,27 @@ def test_another_number_of_replicas_is_refused_with_the_difference(two: TinyRun)
             fingerprint=pointer.fingerprint,
         )
     assert two.config.model_dump() == before
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_a_run_goes_on_with_other_replicas_once_that_is_accepted_and_consumes_every_batch_once(root: Path, replicas: int) -> None:
+    run = new_run(root, *TWO)
+    for process in start_ranks(run, kill_at=KillAt("manifest", 3)):
+        assert end_of(process) != 0
+    changed = parse_config(dump_config(run.config), origin="test", overrides=[f"cluster.replicas={replicas}"])
+    assert accept_changes(changed, run.paths) == (f"cluster.replicas: 2 -> {replicas}",)
+    train_together(TinyRun(config=changed, paths=run.paths, data_dir=run.data_dir))
+    steps = live_steps(run.paths)
+    batches = [item for record in steps.values() for item in record["micro_batches"]]
+    assert [item["batch_id"] for item in batches] == list(range(len(batches)))
+    assert len(load_plan(run.paths.plan_dir)) == len(batches), "what was left of the plan went to the new ranks, all of it"
+    resumed = max(line["step"] for line in log_lines(run.paths) if line.get("event") == "resume")
+    ranks = [{item["rank"] for item in record["micro_batches"]} for step, record in steps.items() if step >= resumed]
+    assert ranks[0] == set(range(replicas))
+    assert read_state(run.paths.checkpoint(len(steps))).total_steps == len(steps)
+    config = [line["details"] for line in log_lines(run.paths) if line.get("event") == "config"][-1]
+    assert config["total_steps"] == len(steps)
+    assert [change["differences"] for change in config["accepted_changes"]] == [[f"cluster.replicas: 2 -> {replicas}"]]
 
 
 def test_one_ranks_non_finite_loss_is_skipped_by_all_and_ends_all_at_the_limit(root: Path) -> None:

@@ -77,6 +77,7 @@ def write_columns(
         max_length_tokens=max(edges),
         edges_tokens=tuple(edges),
         quarantined={},
+        dropped_tokens=0,
         buckets=tuple(
             BucketStats(bucket, edge, *(int(column[bucket]) for column in (counts, tokens, supervised)))
             for bucket, edge in enumerate(edges)

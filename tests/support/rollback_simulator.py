@@ -309,7 +309,7 @@ def _judge(world: World) -> Iterator[None]:
     states = {step: line.state for step, line in world.newest_lines().items()}
     clean = clean_steps(world.ledger, world.saved())
     for step in checkpoints_to_delete(
-        list(world.disk), states, keep_clean=world.saves.keep_clean, keep_other=world.saves.keep_other
+        list(world.disk), states, keep_clean=world.saves.keep_clean, keep_other=world.saves.keep_other, pinned=()
     ):
         assert step > 0 and step not in clean[-world.saves.keep_clean :] and step < clean[-1], "something needed was deleted"
         del world.disk[step]

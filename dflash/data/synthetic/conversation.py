@@ -30,7 +30,3 @@ class SyntheticConversation:
     def as_messages(self) -> list[dict[str, str]]:
         """Return the messages as chat-template input, a list of `{"role": ..., "content": ...}`."""
         return [{"role": role, "content": content} for role, content in self.messages]
-
-    def user_turns(self) -> tuple[str, ...]:
-        """Return the contents of the user messages in order."""
-        return tuple(content for role, content in self.messages if role == "user")

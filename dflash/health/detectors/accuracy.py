@@ -7,6 +7,7 @@ not independent; and a batch of which hardly any hit was expected says nothing b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,7 +21,8 @@ _PACE = 1 / 32  # share of a new point in mean and deviation
 _CLIP_SD = 2.5
 _DEVIATION_TO_SD = 1.2533  # sqrt(pi / 2)
 _LEAST_SD = 0.005
-_CHANCE = 1e-4
+_CHANCE = 1e-5
+_PRIOR_POINTS = 50
 
 
 class Usual(msgspec.Struct):
@@ -29,6 +31,7 @@ class Usual(msgspec.Struct):
     mean: float = 0.0
     deviation: float = 0.0
     points: int = 0
+    drops: int = 0
     in_row: int = 0
     first_step: int = 0
     batch_ids: list[int] = msgspec.field(default_factory=list)
@@ -61,6 +64,36 @@ class AccuracyDrop(Detector):
             f"{w.accuracy_expected:g} expected, {w.accuracy_in_row} times in a row in one bucket; damage only if the loss says so"
         )
 
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge records of one micro-batch up to the first drop, and return how many."""
+        buckets, watch = self._memory.buckets, self._watch
+        accuracy_z, accuracy_expected = watch.accuracy_z, watch.accuracy_expected
+        checked = done = 0
+        for record in records:
+            batches = record.micro_batches
+            if len(batches) != 1:
+                break
+            batch = batches[0]
+            valid = sum(batch.valid)
+            if valid:
+                usual = buckets.get(batch.bucket)
+                if usual is None or usual.points < _LEARN_POINTS or usual.in_row:
+                    break
+                hits, mean = sum(batch.correct), usual.mean
+                off = hits / valid - mean
+                sd = max(_DEVIATION_TO_SD * usual.deviation, math.sqrt(max(mean * (1 - mean), 0.0) / valid), _LEAST_SD)
+                if off / sd < -accuracy_z or (hits == 0 and mean * valid >= accuracy_expected):
+                    break
+                limit = _CLIP_SD * sd
+                off = limit if off > limit else max(off, -limit)
+                usual.mean = mean + _PACE * off
+                usual.deviation += _PACE * (abs(off) - usual.deviation)
+                usual.points += 1
+                checked += 1
+            done += 1
+        self.checked += checked
+        return done
+
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
         buckets = self._memory.buckets
@@ -79,6 +112,7 @@ class AccuracyDrop(Detector):
                 usual.deviation += (abs(share - usual.mean) - usual.deviation) / usual.points
                 continue
             self.checked += 1
+            usual.points += 1
             mean = usual.mean
             sd = max(_DEVIATION_TO_SD * usual.deviation, math.sqrt(max(mean * (1 - mean), 0.0) / valid), _LEAST_SD)
             z = (share - mean) / sd
@@ -95,12 +129,13 @@ class AccuracyDrop(Detector):
         if not usual.in_row:
             usual.first_step, usual.batch_ids = record.step, []
         usual.in_row += 1
+        usual.drops += 1
         self._memory.drops += 1
         if len(usual.batch_ids) < _LEARN_POINTS:
             usual.batch_ids.append(batch.batch_id)
         if usual.finding is not None:
             self.findings.amend(usual.finding, last_step=record.step, batches=usual.in_row)
-        elif usual.in_row >= self._watch.accuracy_in_row and self._is_rare(usual.in_row):
+        elif usual.in_row >= self._watch.accuracy_in_row and self._is_rare(usual):
             usual.finding = self._finding(
                 "warn",
                 f"accuracy of bucket {batch.bucket} falls from {usual.mean:.3f} to {share:.3f} at step {usual.first_step}",
@@ -114,10 +149,12 @@ class AccuracyDrop(Detector):
                 loss_spikes_open=context.open_loss_spikes,
             )
 
-    def _is_rare(self, in_row: int) -> bool:
-        """Whether so many in a row are rarer than chance at this run's own rate of single ones."""
-        rate = (self._memory.drops - in_row + 1) / (self.checked + 100)
-        return self.checked * min(rate, 1.0) ** in_row < _CHANCE
+    def _is_rare(self, usual: Usual) -> bool:
+        """Whether so many in a row are rarer than chance at the bucket's own rate of single ones; a young bucket has the run's."""
+        in_row = usual.in_row
+        pooled = (self._memory.drops - in_row + 1) / (self.checked + 100)
+        rate = (usual.drops - in_row + 1 + _PRIOR_POINTS * pooled) / (usual.points + _PRIOR_POINTS)
+        return self.checked * min(max(rate, pooled), 1.0) ** in_row < _CHANCE
 
     def _back(self, usual: Usual, step: int) -> None:
         if usual.finding is not None:

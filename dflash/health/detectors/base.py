@@ -7,7 +7,7 @@ as JSON-able values that share nothing with the detector, so a state is also a s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -115,6 +115,14 @@ class Detector(ABC):
     def on_step(self, record: StepLine, context: RunContext, /) -> None:  # noqa: B027 - not every detector looks at steps
         """Judge a live step record; `context` has already seen it."""
 
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:  # noqa: ARG002 - for those that can
+        """Judge the first of several consecutive live step records, and return how many; the others go to `on_step`.
+
+        It stops at the first record that it cannot judge without the memory of recent steps, which `context` does not
+        have yet: it knows what events have said. Judging that needs no such memory is done here, at once, for speed.
+        """
+        return 0
+
     def on_event(self, event: EventLine) -> None:  # noqa: B027 - nor at events
         """Judge an event."""
 
@@ -138,9 +146,16 @@ class Detector(ABC):
 
     def state(self) -> dict[str, Any]:
         """Everything this detector knows, as plain values."""
-        parts = {"checked": self.checked, "findings": self.findings, "memory": self._memory}
-        plain: dict[str, Any] = msgspec.to_builtins(parts, str_keys=True, enc_hook=_plain)
-        return plain
+        state: dict[str, Any] = msgspec.to_builtins(self.parts(), str_keys=True, enc_hook=plain)
+        return state
+
+    def parts(self) -> dict[str, Any]:
+        """What the state is made of, still shared with the detector: to be encoded at once."""
+        return {"checked": self.checked, "findings": self.findings, "memory": self._memory}
+
+    def light_parts(self) -> dict[str, Any]:
+        """What a snapshot of the state is made of."""
+        return self.parts()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go (back) to a state."""
@@ -183,7 +198,8 @@ class Detector(ABC):
         )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The state of what a memory may hold besides plain values, for `msgspec`."""
     if isinstance(value, Baseline):
         return value.state()
     if isinstance(value, Seen):

@@ -6,6 +6,8 @@ for `dead_records` records is not measured any more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dflash.config import WatchConfig
@@ -47,22 +49,29 @@ class DeadMetric(Detector):
         """The rule with its thresholds."""
         return f"loss, accuracy or gradient norm exactly the same for {self._records} records, or a gradient norm of exactly zero"
 
-    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
-        self.checked += 1
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge consecutive records."""
         memory = self._memory
         ce, accuracy, grad = memory.ce, memory.accuracy, memory.grad_norm
-        if record.ce == ce.value or ce.records:
-            self._same("loss", ce, record.ce, record.step)
-        ce.value = record.ce
-        if record.accuracy == accuracy.value or accuracy.records:
-            self._same("accuracy", accuracy, record.accuracy, record.step)
-        accuracy.value = record.accuracy
-        if record.grad_norm == grad.value or grad.records:
-            self._same("gradient norm", grad, record.grad_norm, record.step)
-        grad.value = record.grad_norm
-        if record.grad_norm == 0.0 or memory.zero is not None:
-            self._nothing(record)
+        self.checked += len(records)
+        for record in records:
+            norm = record.grad_norm
+            if record.ce == ce.value or ce.records:
+                self._same("loss", ce, record.ce, record.step)
+            ce.value = record.ce
+            if record.accuracy == accuracy.value or accuracy.records:
+                self._same("accuracy", accuracy, record.accuracy, record.step)
+            accuracy.value = record.accuracy
+            if norm == grad.value or grad.records:
+                self._same("gradient norm", grad, norm, record.step)
+            grad.value = norm
+            if norm == 0.0 or memory.zero is not None:
+                self._nothing(record)
+        return len(records)
 
     def _same(self, name: str, held: Held, value: float | None, step: int) -> None:
         if value != held.value or value is None:

@@ -6,6 +6,8 @@ where the norm is also far above what it was when the stretch began.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dflash.config import WatchConfig
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
@@ -40,20 +42,35 @@ class GradientExplosion(Detector):
         w = self._watch
         return f"clip coefficient under {w.clip_frac:g}, at over {_FAR_ABOVE:g}x the usual norm, for {w.clip_steps} steps in a row"
 
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge records whose updates are not clipped to next to nothing, and return how many."""
+        memory, clip_frac = self._memory, self._watch.clip_frac
+        usual, checked, done = memory.usual, 0, 0
+        for done, record in enumerate(records):  # noqa: B007 - counts what was done
+            norm, clip = record.grad_norm, record.clip_coef
+            if norm is None or clip is None:
+                continue
+            if usual is None:
+                usual = norm
+            elif clip >= clip_frac or norm < _FAR_ABOVE * usual:
+                usual += _PACE * ((min(2 * usual, norm)) - usual)
+                memory.in_row, memory.alarm = 0, None
+            else:
+                break
+            checked += 1
+        else:
+            done = len(records)
+        memory.usual = usual
+        self.checked += checked
+        return done
+
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
         norm, clip, memory = record.grad_norm, record.clip_coef, self._memory
-        if norm is None or clip is None:
+        usual = memory.usual
+        if self.on_stretch((record,), context) or norm is None or clip is None or usual is None:
             return
         self.checked += 1
-        usual = memory.usual
-        if usual is None:
-            memory.usual = norm
-            return
-        if clip >= self._watch.clip_frac or norm < _FAR_ABOVE * usual:
-            memory.usual = usual + _PACE * (min(norm, 2 * usual) - usual)
-            memory.in_row, memory.alarm = 0, None
-            return
         if not memory.in_row:
             memory.first_step = record.step
         memory.in_row += 1

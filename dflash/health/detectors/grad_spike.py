@@ -34,6 +34,7 @@ class GradSpikeMemory(Memory):
     burst_worst: float = 0.0
     burst_loud: bool = False
     tail: Tail = msgspec.field(default_factory=Tail)
+    last: float | None = None
 
 
 class GradSpike(Detector):
@@ -69,42 +70,49 @@ class GradSpike(Detector):
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
-        self._settle(record.step, context)
-        if record.grad_norm is None:
+        memory, norm = self._memory, record.grad_norm
+        if memory.open_burst is not None:
+            self._settle(record.step, context)
+        if norm is None:
             if record.nonfinite:
                 context.set_grad_z(_Z_LIMIT, chance=0.0)
             return
+        context.gradients = True
         key = composition(record)
-        if key is None:
+        frozen, memory.last = norm == memory.last, norm
+        if key is None or norm == 0.0:
             return
-        baseline = self._memory.baselines.get(key)
+        baseline = memory.baselines.get(key)
         if baseline is None:
-            baseline = self._memory.baselines[key] = Baseline(
+            baseline = memory.baselines[key] = Baseline(
                 capacity=self._spike.baseline_points,
                 min_points=self._spike.min_points,
                 newest=self._spike.level_points,
                 floor=self._spike.grad_floor,
                 winsor_z=self._spike.grad_z,
             )
-        value = math.log(max(record.grad_norm, _TINY))
+        value = math.log(max(_TINY, norm))
         level = baseline.level()
+        if frozen and level is not None:  # a metric that stands still is dead, and no level to measure others from
+            return
         if level is not None:
             self.checked += 1
-            z = min(level.z(value, level.count), _Z_LIMIT)
-            context.set_grad_z(z, chance=self._memory.tail.chance(z) if z > self._spike.loss_z_with_grad else None)
-            if z > self._spike.grad_z or value - level.median > self._log_factor:
-                loud = not self._is_usual(z, value - level.median)
+            up = value - level.median
+            z = min(up / level.scale, _Z_LIMIT)
+            context.set_grad_z(z, chance=memory.tail.chance(z, step=record.step) if z > self._spike.loss_z_with_grad else None)
+            if z > self._spike.grad_z or up > self._log_factor:
+                loud = not self._is_usual(z, up, step=record.step)
                 self._outlier(record, key, z=z, usual=math.exp(level.median), loud=loud)
-                self._memory.tail.see(z, loud=loud)
+                memory.tail.see(z, step=record.step, loud=loud)
             else:
-                self._memory.tail.see(z, loud=False)
+                memory.tail.see(z, step=record.step, loud=False)
         baseline.accept(value, 1)
 
-    def _is_usual(self, z: float, log_factor: float) -> bool:
+    def _is_usual(self, z: float, log_factor: float, *, step: int) -> bool:
         """Whether the run's own noise reaches that far, or the norm is not even far above the usual one."""
         if log_factor < self._least_factor:
             return True
-        return log_factor < self._log_factor and self._memory.tail.chance(z) > self._spike.grad_usual_p
+        return log_factor < self._log_factor and self._memory.tail.chance(z, step=step) > self._spike.grad_usual_p
 
     def _outlier(self, record: StepLine, key: str, *, z: float, usual: float, loud: bool) -> None:
         memory = self._memory
@@ -133,7 +141,7 @@ class GradSpike(Detector):
             usual=usual,
             z=round(z, 2),
             outliers=1,
-            tail_chance=float(f"{memory.tail.chance(z):.3g}"),
+            tail_chance=float(f"{memory.tail.chance(z, step=record.step):.3g}"),
         )
 
     def _settle(self, step: int, context: RunContext) -> None:

@@ -6,6 +6,8 @@ The hard decision: a broken order is a finding of operations, not of training. I
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import EventLine, LogReplaced, StepLine, TornLine
@@ -78,10 +80,24 @@ class Integrity(Detector):
             self._disorder(record, arrival)
         else:
             memory.open_disorder = None
-            if memory.last_mono_s is not None and record.mono_time_s < memory.last_mono_s:
-                back = memory.last_mono_s - record.mono_time_s
+            self._clocks((record,))
+
+    def on_next(self, records: Sequence[StepLine]) -> None:
+        """Judge records that each follow the one before."""
+        self.checked += len(records)
+        memory = self._memory
+        memory.last_torn = memory.torn_finding = memory.open_disorder = None
+        self._clocks(records)
+
+    def _clocks(self, records: Sequence[StepLine]) -> None:
+        before = self._memory.last_mono_s
+        for record in records:
+            now = record.mono_time_s
+            if before is not None and now < before:
+                step, back = record.step, before - now
                 self._finding("warn", f"the monotonic clock runs back by {back:.3g} s at step {step}", steps=(step, step, step))
-            memory.last_mono_s = record.mono_time_s
+            before = now
+        self._memory.last_mono_s = before
 
     def on_torn(self, torn: TornLine, last_step: int) -> None:
         """Note a line that could not be read."""

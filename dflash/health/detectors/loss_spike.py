@@ -6,7 +6,8 @@ Three levels of one story: a micro-batch far above its own bucket (warning); the
 Three hard decisions. A spike that decays slowly through all buckets is one spike: another is counted only if
 `recover_points` calm points in a row lie between. A cluster is damage only if it is rarer than chance at the run's own rate
 of spikes, anywhere in the run so far: a bucket that mixes easy with hard batches throws a spike now and then all its
-life, and what it has shown from its warm-up on is noted, not warned of. And a bucket that stays up is damage only after
+life, and what it has shown from its warm-up on is noted, not warned of; but three that are only rare, and each too usual
+to be warned of, are no chance together. And a bucket that stays up is damage only after
 `alone_points` raised points in a row, because three hard batches in a row are no rarity among a million.
 """
 
@@ -30,6 +31,11 @@ _PRIOR_SPIKES, _PRIOR_POINTS = 0.5, 100.0  # a young run's rate of spikes
 _MAX_ROWS = 64
 _YOUNG_POINTS = 1000  # until then the tail is little known, and its chances are believed less
 _LEAST_RATE = 1e-6
+_ALONE_FACTOR = 10.0  # a log without gradients has half the evidence, and never a second witness: its loss is believed sooner
+_COMMON_CHANCE = 1e-2  # hard batches that come this often neither end nor prolong what lies around them
+_RARE_CHANCE = 1e-3  # a spike that is only noted counts in a cluster if it is rarer than this ...
+_NOTED_SHARE = 1e-2  # ... and such a cluster has to be so much rarer than one of warnings
+_CALM = (False, False, 1.0)
 
 
 class OpenSpike(msgspec.Struct):
@@ -57,6 +63,7 @@ class Onset(msgspec.Struct, frozen=True):
     step: int
     judged_before: int
     chance: float
+    loud: bool
 
 
 class LossSpikeMemory(Memory):
@@ -149,16 +156,19 @@ class LossSpike(Detector):
             return
         self.checked += 1
         memory.points += 1
-        z = level.z(value, batch.n_tokens)
-        stands_out, is_usual = self._weigh(z, record, context) if z > s.recover_z else (False, False)
-        memory.tail.see(z, loud=stands_out and not is_usual)
-        judged = Judged(batch, value, z, level)
+        scale = level.scale_for(batch.n_tokens)
+        up = value - level.median
+        z = up / scale
+        stands_out, is_usual, chance = self._weigh(z, record, context) if z > s.recover_z else _CALM
+        memory.tail.see(z, step=record.step, loud=stands_out and not is_usual)
+        judged = Judged(batch, value, z, level, scale)
         context.judged.append(judged)
-        calm = z < s.recover_z or value - level.median < self._least_rise / 2
+        calm = z < s.recover_z or up < self._least_rise / 2
         if calm and memory.calm_in_row >= s.recover_points and not memory.open:  # by far the most common case
             baseline.accept(value, batch.n_tokens)
             return
-        self._feel(calm, record.step)
+        if not (is_usual and chance > _COMMON_CHANCE):
+            self._feel(calm, record.step)
         spike = memory.open.get(batch.bucket)
         if spike is not None and spike.is_usual and stands_out and not is_usual:
             self.findings.amend(spike.finding, resolved_step=record.step)
@@ -169,8 +179,8 @@ class LossSpike(Detector):
             self._follow(spike, judged, calm=calm, record=record, context=context)
         elif stands_out:
             self._begin(judged, is_usual=is_usual, record=record, context=context)
-        if stands_out and not is_usual and memory.rested:
-            self._count(z, record, context)
+        if stands_out and memory.rested and (not is_usual or chance < _RARE_CHANCE):
+            self._count(Onset(record.step, memory.points, chance, not is_usual), record, context)
         if batch.bucket not in memory.open:
             baseline.accept(value, batch.n_tokens)
 
@@ -180,20 +190,22 @@ class LossSpike(Detector):
         baseline.accept(value, n_tokens)
         if baseline.level() is not None:
             memory.points += len(baseline)
+            memory.tail.points += len(baseline)
             for z in baseline.deviations():
-                memory.tail.see(z, loud=False)
+                memory.tail.learn(z, loud=False)
 
-    def _weigh(self, z: float, record: StepLine, context: RunContext) -> tuple[bool, bool]:
-        """Whether a point stands out, and if so, whether this run's own noise (and its gradients') reaches that far."""
+    def _weigh(self, z: float, record: StepLine, context: RunContext) -> tuple[bool, bool, float]:
+        """Whether a point stands out, whether this run's own noise (and its gradients') reaches that far, by what chance."""
         s = self._spike
         if not (z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))):
-            return False, False
-        return True, self._chance(z, context) > s.usual_p * min(1.0, self._memory.points / _YOUNG_POINTS)
+            return _CALM
+        chance = min(1.0, self._chance(z, context) / min(1.0, self._memory.points / _YOUNG_POINTS))
+        return True, chance > s.usual_p * (1.0 if context.gradients else _ALONE_FACTOR), chance
 
     def _chance(self, z: float, context: RunContext) -> float:
         """Chance of so high a loss beside so large a gradient, by the run's own noise: of a product of two (Fisher 1925)."""
-        alone, gradient = self._memory.tail.chance(z), context.grad_chance_near()
-        if gradient >= 1.0:
+        alone, gradient = self._memory.tail.chance(z, step=context.recent[-1].step), context.grad_chance_near()
+        if gradient is None:  # a log without gradients: the loss alone has to do
             return alone
         product = max(alone * gradient, _TINY)
         return product * (1.0 - math.log(product))
@@ -238,7 +250,7 @@ class LossSpike(Detector):
             z=round(judged.z, 2),
             n_tokens=batch.n_tokens,
             usual_tokens=level.count,
-            tail_chance=float(f"{memory.tail.chance(judged.z):.3g}"),
+            tail_chance=float(f"{memory.tail.chance(judged.z, step=record.step):.3g}"),
             grad_z=None if grad_z is None else round(grad_z, 2),
             grad_z_before=None if led is None else round(led, 2),
             steps_since_save=None if begun is None else record.step - begun,
@@ -295,13 +307,12 @@ class LossSpike(Detector):
             buckets=[bucket],
         )
 
-    def _count(self, z: float, record: StepLine, context: RunContext) -> None:
+    def _count(self, spike: Onset, record: StepLine, context: RunContext) -> None:
         """Count a separate spike, and raise the alarm if they come too thick."""
         memory, s = self._memory, self._spike
         memory.recent = [seen for seen in memory.recent if seen.step > record.step - s.cluster_steps]
-        chance = self._chance(z, context)
-        memory.recent.append(Onset(record.step, memory.points, chance))
-        memory.spikes += 1
+        memory.recent.append(spike)
+        memory.spikes += spike.loud
         memory.rested = False
         if len(memory.recent) < s.cluster_spikes:
             memory.cluster = None
@@ -309,15 +320,16 @@ class LossSpike(Detector):
         if memory.cluster is not None:
             self.findings.amend(memory.cluster, last_step=record.step, spikes=len(memory.recent))
             return
-        first = memory.recent[0]
-        usual = memory.spikes - len(memory.recent)
+        first, warned = memory.recent[0], sum(each.loud for each in memory.recent)
+        usual = memory.spikes - warned
         # The run's own rate before the cluster, a deviation up; lower where its noise does not reach that high.
         rate = (usual + math.sqrt(usual) + _PRIOR_SPIKES) / (first.judged_before + _PRIOR_POINTS)
-        rate = min(rate, max(*(each.chance for each in memory.recent), _LEAST_RATE))
+        highest = max(*(each.chance for each in memory.recent), _LEAST_RATE)
+        rate = min(rate, highest) if warned >= s.cluster_spikes else highest
         points = max(len(memory.recent), s.cluster_steps * len(record.micro_batches))
         windows = max(1.0, memory.points / points)
         chance = windows * binomial_tail(len(memory.recent), points, min(rate, 1.0))
-        if chance >= s.chance_p:
+        if chance >= s.chance_p * (1.0 if warned >= s.cluster_spikes else _NOTED_SHARE):
             memory.usual_clusters += 1
             return
         memory.cluster = self._alarm(

@@ -6,6 +6,8 @@ trainer skipped left the weights alone, so a single one is a warning and only th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dflash.config import HealthConfig
@@ -41,6 +43,15 @@ class NonFinite(Detector):
             f"any NaN or infinity; a step that was skipped for it is a warning, {self._skips} skipped steps in {self._window} "
             "or one that was applied are critical"
         )
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge finite records while nothing is open, and return how many."""
+        memory = self._memory
+        if memory.skips or memory.open_skip is not None or memory.alarm is not None:
+            return 0
+        finite = next((number for number, record in enumerate(records) if record.nonfinite), len(records))
+        self.checked += finite
+        return finite
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""

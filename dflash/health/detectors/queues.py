@@ -10,6 +10,7 @@ a batch on its way between two queues is in neither, so the sum wavers by a few 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -100,18 +101,22 @@ class QueueDecline(Detector):
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
-        self.checked += 1
-        depths = {"ready": record.ready_depth, "feature": record.feature_depth}
-        produced = {
-            "ready": record.plan_position + record.feature_depth + record.ready_depth,
-            "feature": record.plan_position + record.feature_depth,
-        }
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        self.checked += len(records)
         for name, track in self._memory.tracks.items():
-            while track.pending and produced[name] >= track.pending[0][0] + _IN_FLIGHT:
-                _, step, depth = track.pending.pop(0)
-                self._count(name, track, step=step, depth=depth, context=context)
-            if len(track.pending) < _MAX_PENDING:
-                track.pending.append((produced[name], record.step, depths[name]))
+            pending, ready = track.pending, name == "ready"
+            for record in records:
+                depth = record.ready_depth if ready else record.feature_depth
+                produced = record.plan_position + record.feature_depth + (record.ready_depth if ready else 0)
+                while pending and produced >= pending[0][0] + _IN_FLIGHT:
+                    _, step, earlier = pending.pop(0)
+                    self._count(name, track, step=step, depth=earlier, context=context)
+                if len(pending) < _MAX_PENDING:
+                    pending.append((produced, record.step, depth))
+        return len(records)
 
     def _count(self, name: str, track: QueueTrack, *, step: int, depth: int, context: RunContext) -> None:
         track.filling.append((step, depth))
@@ -139,18 +144,20 @@ class QueueDecline(Detector):
         if track.settled < self._min_level or len(tested) < _MIN_BLOCKS:
             return
         p = mann_kendall_decline_p(tested)
+        full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
+        # A fall too late in a long history to tilt the whole of it.
+        may_fall_late = len(means) - full > _LATE_BLOCKS and track.per_block >= _DRAWN_OUT_BLOCK
+        if p >= self._p and not may_fall_late and track.open_decline is None:
+            return  # as nearly always, and before the costly slope
         slope, fitted = theil_sen(tested)
         newest = means[-_LEVEL_BLOCKS:]
         # The fitted line ahead of the mean, which lags, but never below what was really seen.
         level = max(min(newest), min(fitted, sum(newest) / len(newest)))
         last_step = track.blocks[-1].last_step
         steps_per_block = (last_step - track.blocks[start].first_step + 1) / len(tested)
-        full = max(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
         falls = p < self._p and slope < 0
         steady = falls
-        if (
-            not falls and len(means) - full > _LATE_BLOCKS and track.per_block >= _DRAWN_OUT_BLOCK
-        ):  # a fall too late in a long history to tilt the whole of it
+        if not falls and may_fall_late:
             late = mann_kendall_decline_p(means[full:])
             falls, slope = late < self._p, min(slope, (means[-1] - means[full]) / (len(means) - 1 - full))
             p = min(p, late)

@@ -1,39 +1,62 @@
 """After a resume: whether training goes on from the state it left, and whether any sample comes twice in its epoch.
 
-The hard decision: what was consumed is kept as one bit a sample, so it is exact, small, and part of every snapshot:
-going back to a checkpoint gives back the samples that the abandoned records had consumed.
+The hard decision: what was consumed is kept as one bit a sample, so it is exact and small, and once, not in every snapshot:
+going back gives back, one by one, the samples that the abandoned records had consumed.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from dflash.config import WatchConfig
 from dflash.health.baseline import Level
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
-from dflash.health.seen import Seen
+from dflash.health.seen import MAX_SAMPLE, Seen
 
 _CLIP_Z = 6.0
 _NEWEST = 10
 _MAX_KEPT_SAMPLES = 32
 
 
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """Samples of one epoch, packed."""
+
+    epoch: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, epoch: int, rows: Collection[int]) -> Taken:
+        """Pack samples; what cannot be a sample is left out, as it is by the set itself."""
+        return cls(epoch, np.array([row for row in rows if 0 <= row < MAX_SAMPLE], dtype=np.int32).tobytes())
+
+    def rows(self) -> npt.NDArray[np.int32]:
+        """The samples."""
+        return np.frombuffer(self.packed, dtype=np.int32)
+
+
 class RepeatMemory(Memory):
-    """Samples consumed in the epoch, and the episode that may still grow."""
+    """Samples consumed, by epoch (the newest, and those that a snapshot may go back to), and the episode that may grow."""
 
     epoch: int = 0
-    seen: Seen = msgspec.field(default_factory=lambda: Seen(bytearray()))
-    samples: int = 0
+    seen: dict[int, Seen] = msgspec.field(default_factory=lambda: {0: Seen()})
     alarm: int | None = None
     repeated: int = 0
 
 
 class RepeatedData(Detector):
-    """A sample that a live record of the same epoch has consumed already."""
+    """A sample that a live record of the same epoch has consumed already.
+
+    Attributes:
+        taken: samples consumed since the newest snapshot, to be given back by a way back.
+    """
 
     name = "repeated data"
     domain = "training"
@@ -41,10 +64,58 @@ class RepeatedData(Detector):
 
     def __init__(self) -> None:
         super().__init__(RepeatMemory())
+        self.taken: list[Taken] = []
 
     def rule(self) -> str:
         """The rule with its thresholds."""
         return "no sample is consumed twice in one epoch, also across resumes; records that a rollback abandoned do not count"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose samples are being consumed."""
+        return self._memory.epoch
+
+    def light_parts(self) -> dict[str, Any]:
+        """All but the samples, which a way back takes out one by one: a snapshot must not grow with the run."""
+        memory = self._memory
+        kept = {"epoch": memory.epoch, "alarm": memory.alarm, "repeated": memory.repeated}
+        return {**self.parts(), "memory": kept}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go (back) to a state; one made of light parts leaves the samples as they are, see `give_back`."""
+        seen = self._memory.seen
+        super().load(state)
+        if "seen" not in state["memory"]:
+            self._memory.seen = seen
+
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        """Forget samples that were consumed behind a snapshot which has been loaded."""
+        memory = self._memory
+        for each in taken:
+            if each.epoch in memory.seen:
+                memory.seen[each.epoch].discard(each.rows())
+        memory.seen = {epoch: seen for epoch, seen in memory.seen.items() if epoch <= memory.epoch}
+        memory.seen.setdefault(memory.epoch, Seen())
+        self.taken = []
+
+    def forget_epochs_before(self, epoch: int) -> None:
+        """No way back leads to an earlier epoch any more."""
+        for old in [each for each in self._memory.seen if each < epoch]:
+            del self._memory.seen[old]
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge all records at once if they belong to the current epoch and repeat nothing, else none of them."""
+        memory = self._memory
+        batches = [batch for record in records for batch in record.micro_batches if batch.rows]
+        if any(batch.epoch != memory.epoch for batch in batches):
+            return 0
+        rows = [row for batch in batches for row in batch.rows]
+        if rows:
+            if not memory.seen[memory.epoch].add_new(rows):
+                return 0
+            self.taken.append(Taken.of(memory.epoch, rows))
+            self.checked += len(rows)
+        return len(records)
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
@@ -56,9 +127,11 @@ class RepeatedData(Detector):
             if batch.epoch != memory.epoch:
                 if batch.epoch < memory.epoch:
                     continue  # the last batches of an epoch that is over
-                memory.epoch, memory.seen, memory.alarm = batch.epoch, Seen(bytearray()), None
+                memory.epoch, memory.alarm = batch.epoch, None
+                memory.seen[batch.epoch] = Seen()
             self.checked += len(rows)
-            again = memory.seen.add_all(rows)
+            again = memory.seen[memory.epoch].add_all(rows)
+            self.taken.append(Taken.of(memory.epoch, set(rows).difference(again)))
             if again:
                 self._again(again, record, context)
 
@@ -115,6 +188,10 @@ class BadResume(Detector):
         memory = self._memory
         memory.from_step, memory.references, memory.deviations, memory.alarm = -1, {}, [], None
         memory.resumes += 1
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Nothing is compared long after a resume."""
+        return len(records) if self._memory.from_step is None else 0
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""

@@ -6,6 +6,7 @@ run that no order could avoid (one bucket holds most batches) is reported as a f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -70,22 +71,34 @@ class RunLength(Detector):
         if event.event == "skip" and "nonfinite" not in event.details:
             self._memory.bucket = None
 
-    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
-        memory = self._memory
-        for batch in record.micro_batches:
-            self.checked += 1
-            memory.per_bucket[batch.bucket] = memory.per_bucket.get(batch.bucket, 0) + 1
-            if batch.bucket != memory.bucket:
-                memory.bucket, memory.length, memory.first_step = batch.bucket, 0, record.step
-                memory.batch_ids, memory.open_run = [], None
-            memory.length += 1
-            if len(memory.batch_ids) < _KEPT_IDS:
-                memory.batch_ids.append(batch.batch_id)
-            if memory.length > memory.longest:
-                memory.longest, memory.longest_step = memory.length, memory.first_step
-            if memory.length > self._limit:
-                self._extend(record.step)
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        memory, limit, per_bucket = self._memory, self._limit, self._memory.per_bucket
+        longest, ids = memory.longest, memory.batch_ids
+        for record in records:
+            for batch in record.micro_batches:
+                bucket = batch.bucket
+                self.checked += 1
+                per_bucket[bucket] = per_bucket.get(bucket, 0) + 1
+                if bucket != memory.bucket:
+                    memory.bucket, memory.length, memory.first_step = bucket, 1, record.step
+                    memory.batch_ids = ids = [batch.batch_id]
+                    memory.open_run = None
+                else:
+                    memory.length += 1
+                    if len(ids) < _KEPT_IDS:
+                        ids.append(batch.batch_id)
+                length = memory.length
+                if length > longest:
+                    longest = memory.longest = length
+                    memory.longest_step = memory.first_step
+                if length > limit:
+                    self._extend(record.step)
+        return len(records)
 
     def _extend(self, step: int) -> None:
         memory = self._memory

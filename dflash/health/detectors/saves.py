@@ -6,6 +6,7 @@ The hard decision: a link between spikes and saves is a diagnosis and never an a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ _KEPT_TIMES = 256
 _KEPT_SAVES = 16
 _LEAST_TIMES = 8
 _TAIL_PERCENTILE = 99
+_JOINT_GRAD_Z = 4.0
 
 
 class SaveMemory(Memory):
@@ -109,14 +111,26 @@ class SaveStall(Detector):
         elif event.event == "save_skipped":
             memory.begun.pop(event.step, None)
 
-    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge consecutive records; only events begin and end a save."""
         memory = self._memory
-        if not memory.begun:
-            memory.beside_s.append(record.step_time_s)
-            if len(memory.beside_s) >= 2 * _KEPT_TIMES:
-                del memory.beside_s[:_KEPT_TIMES]
-            return
+        if memory.begun:
+            for record in records:
+                self._during(record)
+            return len(records)
+        beside = memory.beside_s
+        for record in records:
+            beside.append(record.step_time_s)
+            if len(beside) >= 2 * _KEPT_TIMES:
+                del beside[:_KEPT_TIMES]
+        return len(records)
+
+    def _during(self, record: StepLine) -> None:
+        memory = self._memory
         self.checked += 1
         memory.during_s = [*memory.during_s[1 - _KEPT_TIMES :], record.step_time_s]
         step, begun_s = min(memory.begun.items())
@@ -170,7 +184,7 @@ class Tally(msgspec.Struct):
 
 
 class CorrelationMemory(Memory):
-    """Steps near saves and elsewhere; spikes that were warned of, and all that stood out."""
+    """Steps near saves and elsewhere; spikes that were warned of, all that stood out, and those whose gradient did as well."""
 
     near_steps: int = 0
     steps: int = 0
@@ -178,6 +192,7 @@ class CorrelationMemory(Memory):
     last_save: int | None = None
     warned: Tally = msgspec.field(default_factory=Tally)
     noted: Tally = msgspec.field(default_factory=Tally)
+    joint: Tally = msgspec.field(default_factory=Tally)
     linked: int | None = None
 
 
@@ -246,6 +261,8 @@ class SaveCorrelation(Detector):
             return
         self.checked += 1
         self._count(memory.noted, near=near, step=record.step)
+        if (context.recent[-1].grad_z or 0.0) > _JOINT_GRAD_Z:  # in data with hard batches, what tells spikes from those
+            self._count(memory.joint, near=near, step=record.step)
         if context.last_loss_spike == record.step:
             self._count(memory.warned, near=near, step=record.step)
 

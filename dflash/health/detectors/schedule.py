@@ -7,6 +7,7 @@ is to catch a trainer whose own formula is wrong; equality to the last bit would
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dflash.config import HealthConfig, TrainConfig
 from dflash.health.context import RunContext
@@ -47,10 +48,23 @@ class Schedule(Detector):
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
-        total = context.total_steps
-        if total is None:
-            return
-        self.checked += 1
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records; only events change the schedule."""
+        total, overlay = context.total_steps, context.overlay
+        if total is not None:
+            self.checked += len(records)
+            slack, train = self._tolerance * self._train.lr, self._train
+            for record in records:
+                scheduled = scheduled_lr(train, record.step, total=total)
+                if overlay is not None:
+                    scheduled *= lr_factor(overlay, step=record.step)
+                if abs(record.lr - scheduled) > slack or self._memory.open_mismatch is not None:
+                    self._compare(record, total, context)
+        return len(records)
+
+    def _compare(self, record: StepLine, total: int, context: RunContext) -> None:
         memory = self._memory
         scheduled = self._expected(record.step, total, context.overlay)
         if self._agrees(record, scheduled, total=total, overlay=context.overlay):

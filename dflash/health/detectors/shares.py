@@ -7,12 +7,13 @@ at work. It is counted and named, and never acted on.
 from __future__ import annotations
 
 import math
-import statistics
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from dflash.config import WatchConfig
+from dflash.health.baseline import median_of_sorted
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import EventLine, StepLine
@@ -74,11 +75,11 @@ class BucketMix(Detector):
         memory = self._memory
         memory.since_refresh = 0
         del memory.newest[: -4 * _REFRESH_STEPS]
-        newest = np.asarray(memory.newest)
-        median = float(np.median(newest))
-        spread = 1.4826 * float(np.median(np.abs(newest - median)))
-        within = statistics.median(judged.level.scale for judged in context.judged) ** 2
-        total = float(newest.var())
+        newest = memory.newest
+        median = median_of_sorted(sorted(newest))
+        spread = 1.4826 * median_of_sorted(sorted([abs(value - median) for value in newest]))
+        within = median_of_sorted(sorted([judged.level.scale for judged in context.judged])) ** 2
+        total = float(np.var(newest))
         memory.between_frac = max(0.0, 1 - within / total) if total else 0.0
         memory.limit = median + self._watch.mix_z * spread if memory.between_frac > 0.5 else None
 
@@ -146,33 +147,51 @@ class ShareDrift(Detector):
             self._memory.reference = {int(bucket): float(share) for bucket, share in shares.items() if str(bucket).isdigit()}
             self._memory.declared = True
 
-    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        memory, size = self._memory, self._watch.share_batches
+        counts, batches = memory.counts, memory.batches
+        for record in records:
+            if not batches:
+                memory.first_step = record.step
+            for batch in record.micro_batches:
+                bucket = batch.bucket
+                counts[bucket] = counts.get(bucket, 0) + 1
+            batches += len(record.micro_batches)
+            if batches >= size:
+                memory.batches = batches
+                self._window(record)
+                counts, batches = memory.counts, memory.batches
+        memory.batches = batches
+        return len(records)
+
+    def _window(self, record: StepLine) -> None:
+        """The window may be full: it becomes what later ones are compared with, or is compared."""
         memory = self._memory
-        counts = memory.counts
-        if not memory.batches:
-            memory.first_step = record.step
-        for batch in record.micro_batches:
-            counts[batch.bucket] = counts.get(batch.bucket, 0) + 1
-        memory.batches += len(record.micro_batches)
-        size = self._watch.share_batches
-        if not memory.declared and not memory.reference:
-            if memory.batches >= _REFERENCE_WINDOWS * size:
-                memory.reference = {bucket: count / memory.batches for bucket, count in counts.items()}
-                memory.reference_batches = memory.batches
-                memory.counts, memory.batches = {}, 0
-        elif memory.batches >= size:
+        if memory.declared or memory.reference:
             self._compare(record)
-            memory.counts, memory.batches = {}, 0
+        elif memory.batches >= _REFERENCE_WINDOWS * self._watch.share_batches:
+            memory.reference = {bucket: count / memory.batches for bucket, count in memory.counts.items()}
+            memory.reference_batches = memory.batches
+        else:
+            return
+        memory.counts, memory.batches = {}, 0
 
     def _compare(self, record: StepLine) -> None:
         memory, watch = self._memory, self._watch
         n = memory.batches
         self.checked += n
-        noise = 1 / n + (1 / memory.reference_batches if memory.reference_batches else 0.0)
+        learnt = memory.reference_batches
+        noise = 1 / n + (1 / learnt if learnt else 0.0)
         for bucket in sorted({*memory.reference, *memory.counts}):
             planned, share = memory.reference.get(bucket, 0.0), memory.counts.get(bucket, 0) / n
-            sd = math.sqrt(max(planned * (1 - planned), 1 / n) * noise)
+            # A share learnt from the run is itself uncertain: what both stretches say together (two proportions, pooled).
+            usual = (planned * learnt + share * n) / (learnt + n) if learnt else planned
+            sd = math.sqrt(max(usual * (1 - usual), 1 / n) * noise)
             off = share - planned
             number = memory.drifts.get(bucket)
             if abs(off) <= watch.share_frac or abs(off) <= watch.share_z * sd:

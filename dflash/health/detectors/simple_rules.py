@@ -6,6 +6,7 @@ person has seen in the curve, the other detectors say what it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -75,17 +76,25 @@ class SimpleRules(Detector):
             f"{memory.loss_above.records} losses above, {memory.accuracy_drop.records} accuracy drops of {memory.records} records"
         )
 
-    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Count a live step record."""
-        memory = self._memory
-        self.checked += 1
-        memory.records += 1
-        if record.ce is not None and record.ce > self._loss:
-            memory.loss_above.add(record, record.ce)
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Count consecutive records."""
+        memory, highest, drop = self._memory, self._loss, self._drop
+        self.checked += len(records)
+        memory.records += len(records)
         before = memory.accuracy
-        memory.accuracy = record.accuracy
-        if before is not None and before - record.accuracy > self._drop:
-            memory.accuracy_drop.add(record, before - record.accuracy)
+        for record in records:
+            ce, accuracy = record.ce, record.accuracy
+            if ce is not None and ce > highest:
+                memory.loss_above.add(record, ce)
+            if before is not None and before - accuracy > drop:
+                memory.accuracy_drop.add(record, before - accuracy)
+            before = accuracy
+        memory.accuracy = before
+        return len(records)
 
     def counts(self) -> dict[str, Any]:
         """Records of all, per cent, per bucket, first and last example of both rules."""

@@ -7,6 +7,7 @@ by far more than the 15 % that matter; and steps beside a save are left out, whi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -70,32 +71,42 @@ class Throughput(Detector):
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
-        if record.tokens_per_s <= 0.0 or context.open_saves:
-            return
-        key = composition(record)
-        if key is None:
-            return
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records; only events begin and end a save."""
+        if not context.open_saves:
+            memory, slow_steps, slow_s = self._memory, self._watch.slow_steps, self._watch.slow_s
+            for record in records:
+                if record.tokens_per_s > 0.0 and (key := composition(record)) is not None:
+                    off = self._off_usual(key, math.log(record.tokens_per_s))
+                    if off is None:
+                        continue
+                    if not memory.steps:
+                        memory.first_step = record.step
+                    memory.total += min(max(off, -_CLIP), _CLIP)
+                    memory.steps += 1
+                    memory.seconds += record.step_time_s
+                    if memory.steps >= slow_steps and memory.seconds >= slow_s:
+                        self._window(memory.total / memory.steps, record.step)
+        return len(records)
+
+    def _off_usual(self, key: str, value: float) -> float | None:
+        """How far a log speed is off the usual of its composition, which learns from it; None while that is new."""
         memory = self._memory
-        value = math.log(record.tokens_per_s)
         usual = memory.usual.get(key)
         if usual is None:
             memory.usual[key] = UsualSpeed(value, 1)
-            return
+            return None
         if usual.points < _LEARN_POINTS:
             usual.points += 1
             usual.mean += (value - usual.mean) / usual.points
-            return
+            return None
         self.checked += 1
         off = value - usual.mean
         if not memory.slow_in_row:
-            usual.mean += _PACE * min(max(off, -0.5), 0.5)
-        if not memory.steps:
-            memory.first_step = record.step
-        memory.total += min(max(off, -_CLIP), _CLIP)
-        memory.steps += 1
-        memory.seconds += record.step_time_s
-        if memory.steps >= self._watch.slow_steps and memory.seconds >= self._watch.slow_s:
-            self._window(memory.total / memory.steps, record.step)
+            usual.mean += _PACE * (0.5 if off > 0.5 else max(off, -0.5))
+        return off
 
     def _window(self, off: float, step: int) -> None:
         memory = self._memory
@@ -163,11 +174,19 @@ class TargetBalance(Detector):
         """A new process counts from zero."""
         self._memory.start = []
 
-    def on_step(self, record: StepLine, _context: RunContext, /) -> None:
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record."""
+        self.on_stretch((record,), context)
+
+    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        for record in records:
+            if len(record.target_depths) >= 2:
+                self._compare(record)
+        return len(records)
+
+    def _compare(self, record: StepLine) -> None:
         depths, memory = record.target_depths, self._memory
-        if len(depths) < 2:
-            return
         self.checked += 1
         if len(memory.start) != len(depths) or depths[0] < memory.start[0]:
             memory.start, memory.first_step = list(depths), record.step

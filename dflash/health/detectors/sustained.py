@@ -28,12 +28,14 @@ _PATIENCE = 6  # times `confirm_steps`: an older suspicion that was never confir
 _PATH_POINTS = 256
 _ONSET_Z, _ONSET_CLIP = 1.0, 3.0  # a point this far up speaks for the rise having begun, and none for more than this
 _LOW_Z = 0.5  # the lowest three tenths may lie this much lower than the median: hard batches fill a half, not seven tenths
+_EARLY_FRAC = 0.35  # of the newest height that was there already then
 _EARLY_Z = 1.0  # half of `confirm_steps` back it must have been up already: a fresh spike on a slow swell is none
 _STEADY_FRAC = 0.6  # of the newest points, their last third may lie this much lower: a decaying spike falls faster
+_MEDIAN_ERROR = 5.6  # three standard errors of a median of one point, in median deviations
 _HOLDS_FRAC = 0.35  # of its median height since the onset: under that it is on its way back
 
 
-class RisenPoint(msgspec.Struct, frozen=True, array_like=True):
+class RisenPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A point since the sum left zero."""
 
     step: int
@@ -77,8 +79,8 @@ class SustainedRise(Detector):
         memory, rise = self._memory, self._rise
         for judged in context.judged:
             self.checked += 1
-            if memory.score == 0.0 and judged.z <= rise.cusum_drift and judged.level.lowest == judged.level.median:
-                continue
+            if memory.score == 0.0 and (judged.value - judged.level.lowest) / judged.scale <= rise.cusum_drift:
+                continue  # the sum stays where it is, at zero
             self._add(judged, record.step)
         if memory.score > 0.0 and memory.alarm is None and record.step - memory.first_step > _PATIENCE * rise.confirm_steps:
             self._reset(record.step)  # a reference frozen on an unlucky low: what rises slower than this is divergence
@@ -124,17 +126,23 @@ class SustainedRise(Detector):
         up = statistics.median(point.rise for point in newest)
         if statistics.median(point.rise for point in newest[-len(newest) // 3 :]) < _STEADY_FRAC * up:
             return
-        early = [p.z for p in memory.path if record.step - rise.confirm_steps <= p.step <= record.step - rise.confirm_steps // 2]
-        if not early or statistics.median(early) < _EARLY_Z:
+        early = [p for p in memory.path if record.step - rise.confirm_steps <= p.step <= record.step - rise.confirm_steps // 2]
+        if not early or statistics.median(point.z for point in early) < _EARLY_Z:
+            return
+        if statistics.median(point.rise for point in early) < max(_EARLY_FRAC * up, self._least_rise / 2):
             return
         since = [point.rise for point in memory.path if point.step >= onset]
         low = sorted(point.z for point in newest)[len(newest) * 3 // 10]
         if min(z, low + _LOW_Z) < rise.confirm_z or up < self._least_rise or up < _HOLDS_FRAC * statistics.median(since):
             return
-        planned = context.planned_near(onset, steps=rise.planned_steps)
-        if planned is not None and self._is_settled(up, since):
-            self._explain(planned, onset=onset, up=up, record=record, context=context)
-            return
+        near = context.planned_near(onset, steps=rise.planned_steps)
+        planned = near or self._planned_inside(context)
+        if planned is not None:
+            if near is None and record.step - planned[0] < rise.confirm_steps // 2:
+                return  # too soon to see where it settles
+            if self._is_settled(up, [point.rise for point in memory.path if point.step >= planned[0]]):
+                self._explain(planned, onset=onset, up=up, record=record, context=context)
+                return
         memory.alarm = self._alarm(
             f"loss has risen by {100 * math.expm1(up):.0f} % since step {onset} and stays up",
             onset=onset,
@@ -157,10 +165,26 @@ class SustainedRise(Detector):
                 best, onset = total, point.step
         return onset
 
+    def _planned_inside(self, context: RunContext) -> tuple[int, str] | None:
+        """A declared change from the sum's beginning on that may have made the rise: noise dates the onset far off it."""
+        path, rise = self._memory.path, self._rise
+        for change in reversed(context.planned):
+            if change[0] < self._memory.first_step - rise.planned_steps:
+                break
+            before = [point.rise for point in path if point.step < change[0]]
+            if len(before) < len(path):
+                risen = len(before) >= rise.alone_points and statistics.median(before) >= self._least_rise
+                return None if risen else change
+        return None
+
     def _is_settled(self, up: float, since: Sequence[float]) -> bool:
-        """Whether the rise stands where it was half way, and is no larger than a declared change may make it."""
-        half = statistics.median(since[: max(len(since) // 2, 1)])
-        return up < math.log1p(self._rise.planned_max_frac) and abs(up - half) < max(0.3 * up, self._least_rise / 2)
+        """Whether the rise stands where it was half way, as far as the noise tells, and is no larger than a change may make it."""
+        first = since[: max(len(since) // 2, 1)]
+        half, middle = statistics.median(first), statistics.median(since)
+        error = math.sqrt(1 / len(first) + 1 / self._rise.confirm_points)
+        noise = _MEDIAN_ERROR * statistics.median(abs(value - middle) for value in since) * error
+        near = max(0.3 * up, self._least_rise / 2, noise)
+        return up < math.log1p(self._rise.planned_max_frac) and abs(up - half) < near
 
     def _explain(self, planned: tuple[int, str], *, onset: int, up: float, record: StepLine, context: RunContext) -> None:
         """A declared change moved the loss once: note it, and learn the new level."""

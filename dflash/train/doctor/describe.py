@@ -88,4 +88,6 @@ def devices_text(config: Config) -> str:
     targets = _many(cluster.targets_per_replica, "target")
     if cluster.device == "cpu":
         return f"CPU, shared by {targets} and the drafter, {_many(cluster.torch_threads, 'thread')} each"
+    if cluster.share_device:
+        return f"{_many(cluster.devices_needed, 'CUDA device')}, each shared by {targets} and the drafter of a replica"
     return f"{cluster.devices_needed} CUDA devices: {_many(cluster.replicas, 'replica')} x ({targets} + 1 drafter)"

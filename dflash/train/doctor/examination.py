@@ -97,7 +97,7 @@ def _drafter_device(config: Config) -> torch.device:
     """Where the first replica's drafter trains; the CPU where the configured GPUs are not here."""
     if config.cluster.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", min(config.cluster.targets_per_replica, torch.cuda.device_count() - 1))
+    return torch.device("cuda", min(config.cluster.devices_per_replica, torch.cuda.device_count()) - 1)
 
 
 def _compute_dtype(config: Config, device: torch.device) -> torch.dtype:

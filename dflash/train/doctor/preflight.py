@@ -39,7 +39,8 @@ def check_devices(config: Config) -> None:
         raise DeviceError(
             f"configuration asks for {needed} CUDA devices a machine ({cluster.replicas_per_node} x "
             f"({cluster.targets_per_replica} + 1), replicas x (targets + 1)), this machine has {found}",
-            remedy="run it on a machine with enough GPUs, lower cluster.targets_per_replica, or set cluster.device=cpu",
+            remedy="run it on a machine with enough GPUs, lower cluster.targets_per_replica, let a replica's roles share one GPU "
+            "(cluster.share_device=true), or set cluster.device=cpu",
         )
 
 

@@ -120,7 +120,7 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
 )
 def test_retention_keeps_everything_it_promised(found: dict[int, CheckpointState | None], keep_clean: int, keep_other: int) -> None:
     states = {step: state for step, state in found.items() if state is not None}
-    doomed = checkpoints_to_delete(list(found), states, keep_clean=keep_clean, keep_other=keep_other)
+    doomed = checkpoints_to_delete(list(found), states, keep_clean=keep_clean, keep_other=keep_other, pinned=())
     kept = set(found) - set(doomed)
     assert set(doomed) <= set(found)
     clean = sorted(step for step in found if step > 0 and states.get(step) == "clean")
@@ -138,7 +138,7 @@ def test_retention_keeps_everything_it_promised(found: dict[int, CheckpointState
 
 def test_nothing_is_deleted_while_only_step_0_is_clean() -> None:
     states: dict[int, CheckpointState] = {0: "clean", 10: "probation", 20: "suspect", 30: "bad"}
-    assert checkpoints_to_delete([0, 10, 20, 30], states, keep_clean=1, keep_other=0) == []
+    assert checkpoints_to_delete([0, 10, 20, 30], states, keep_clean=1, keep_other=0, pinned=()) == []
 
 
 @pytest.mark.parametrize(

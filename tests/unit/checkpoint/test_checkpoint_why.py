@@ -43,6 +43,14 @@ def test_a_young_one_says_how_many_records_are_missing() -> None:
     assert "100 more" not in lines_of([entry(200, "clean")], 200, evidence=LogEvidence(199, ()))
 
 
+def test_one_that_waits_for_its_probe_says_so_once_its_soak_is_over() -> None:
+    ledger: list[LedgerLine] = [entry(200, "probation")]
+    awaited = frozenset({(200, 0), (400, 0)})
+    assert "its acceptance probe has no outcome yet" in lines_of(ledger, 200, evidence=LogEvidence(299, (), awaited))
+    assert "probe" not in lines_of(ledger, 200, evidence=LogEvidence(250, (), awaited))
+    assert "probe" not in lines_of(ledger, 200, evidence=LogEvidence(299, (), frozenset({(200, 1)})))
+
+
 def test_damage_in_its_window_or_soak_is_named_and_other_damage_is_not() -> None:
     evidence = LogEvidence(900, ((290, 320, "loss has risen"), (600, 700, "not finite")))
     ledger: list[LedgerLine] = [entry(0, "clean"), entry(200, "suspect"), entry(400, "suspect")]

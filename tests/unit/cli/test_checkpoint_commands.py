@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash.checkpoint import LATEST, LATEST_CLEAN, Ledger, point_to
+from dflash.checkpoint import BEST, LATEST, LATEST_CLEAN, Ledger, hold_probes, point_to
 from dflash.cli import main
 from dflash.config import dump_config, parse_config
 from dflash.errors import EXIT_OK, EXIT_USER_ERROR
-from dflash.records import RunPaths
+from dflash.records import ProbeFigures, ProbeRecord, RunPaths
 from tests.support.checkpoints import entry, save_at
 from tests.support.log_simulator import nonfinite, simulate_run, write_log
 
@@ -33,6 +33,10 @@ def paths(tmp_path: Path) -> RunPaths:
             ledger.append(entry(step, state))  # type: ignore[arg-type]
     point_to(run.checkpoints_dir, LATEST, 30)
     point_to(run.checkpoints_dir, LATEST_CLEAN, 20)
+    point_to(run.checkpoints_dir, BEST, 20)
+    with hold_probes(run) as probes:
+        figures = ProbeFigures(2.25, (2.0, 2.5), (9,), (4,), (0.5,), 1.0)
+        probes.append(ProbeRecord(20, 0, "p", "measured", "", "", figures))
     return run
 
 
@@ -50,7 +54,8 @@ def test_the_list_shows_state_size_and_pointers(paths: RunPaths, capsys: pytest.
     assert code == EXIT_OK
     rows = [line.split() for line in out.splitlines()[1:]]
     assert [(row[0], row[1]) for row in rows] == [("0", "clean"), ("20", "clean"), ("30", "probation")]
-    assert rows[1][-1] == "latest_clean"
+    assert rows[1][-2:] == ["latest_clean,", "best"]
+    assert [row[4] for row in rows] == ["-", "2.250", "-"]
     assert rows[2][-1] == "latest"
     assert max(map(len, out.splitlines())) <= 80
     listed = json.loads(run(capsys, "list", paths.root, "--json")[1])

@@ -105,6 +105,15 @@ def test_bad_value_is_refused_with_the_value_itself(override: str, parts: list[s
     assert all(part in message for part in parts), message
 
 
+def test_probes_take_no_device_from_the_training() -> None:
+    gpus = ("cluster.device=cuda", "cluster.targets_per_replica=6", "probe.every_steps=100")
+    assert "probe.device cuda:6 is one of the 7 GPUs" in refused(*gpus, "probe.device=cuda:6")
+    assert parsed(*gpus, "probe.device=cuda:7").probe.device == "cuda:7"
+    assert parsed(*gpus, "probe.device=cpu", "cluster.replicas=2").probe.device == "cpu"
+    assert parsed("cluster.device=cuda", "probe.device=cuda:0").probe.every_steps == 0, "off by default, so nothing is taken"
+    assert "probe.device" in refused("probe.device=cuda")
+
+
 def test_last_layer_of_the_expected_target_may_not_be_tapped() -> None:
     """The tap of the last layer is only seen after the final norm, so no target can serve it."""
     expected = "target.expected={hidden_size: 128, num_hidden_layers: 3, vocab_size: 9, num_parameters: 9}"
@@ -188,6 +197,7 @@ def test_defaults_are_validated_and_need_only_target_and_data() -> None:
     assert config.schema_version == 1
     assert config.cluster.devices_needed == 0
     assert parsed("cluster.device=cuda", "cluster.targets_per_replica=6").cluster.devices_needed == 7
+    assert parsed("cluster.device=cuda", "cluster.targets_per_replica=6", "cluster.share_device=true").cluster.devices_needed == 1
     assert "target" in refused(text="data: {num_conversations: 1}\n")
 
 

@@ -1,17 +1,16 @@
-"""Which positions are left, what skipping joins, and how ranks share a plan."""
+"""Which positions are left, and what skipping joins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby, islice
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_toys import DEMO, demo_lengths, plan_of, plan_of_orders
+from plan_toys import plan_of_orders
 
-from dflash.data.consumption import WINDOW_STEPS, RankedSteps, RunJoin, positions_to_consume, rank_positions, run_joins
+from dflash.data.consumption import RunJoin, positions_to_consume, run_joins
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -73,57 +72,3 @@ def test_a_join_across_epochs_is_declared_and_the_plans_own_runs_are_not() -> No
     assert run_joins(plan, {3}) == (RunJoin(bucket=0, first=1, last=5, batches=4),)
     assert run_joins(plan, {8}) == ()
     assert run_joins(plan, set()) == ()
-
-
-RANKED = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=150), st.integers(1, 9), st.integers(1, 3))
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(case=RANKED, skipped=st.sets(st.integers(0, 200), max_size=12))
-def test_ranks_share_every_epoch_without_overlap(case: tuple[list[int], int, int], skipped: set[int]) -> None:
-    costs, ranks, epochs = case
-    plan = plan_of_orders(*[[0] * len(costs)] * epochs, costs=costs * epochs)
-    steps = RankedSteps(plan, ranks=ranks, skipped=skipped)
-    dealt = [steps[step] for step in range(len(steps))]
-    assert all(len(step) == ranks for step in dealt)
-    given_out = [position for step in dealt for position in step]
-    assert sorted([*given_out, *steps.left_over]) == [p for p in range(len(plan)) if p not in skipped]
-    assert [plan.epoch_of(position) for position in given_out] == sorted(plan.epoch_of(position) for position in given_out)
-    for epoch in range(epochs):
-        assert sum(plan.epoch_of(position) == epoch for position in steps.left_over) < ranks
-    for rank in range(ranks):
-        mine = list(rank_positions(plan, rank=rank, ranks=ranks, skipped=skipped))
-        assert mine == [step[rank] for step in dealt]
-        middle = len(steps) // 2
-        assert list(steps.of_rank(rank, start_step=middle)) == mine[middle:]
-
-
-def test_ranks_have_equal_cost_at_every_step_and_in_total() -> None:
-    settings_ = DEMO.model_copy(update={"max_sequences": 7})
-    plan = plan_of(demo_lengths(20_000), plan=settings_, epochs=1)
-    ranks = 4
-    steps = RankedSteps(plan, ranks=ranks, skipped=())
-    costs = np.array([[plan.padded_tokens_of(np.array([p]), epoch=0)[0] for p in steps[step]] for step in range(len(steps))])
-    in_plan_order = plan.epochs[0].padded_tokens[: len(steps) * ranks].reshape(-1, ranks)
-    waiting = 1 - costs.mean(axis=1) / costs.max(axis=1)
-    naive = 1 - in_plan_order.mean(axis=1) / in_plan_order.max(axis=1)
-    assert waiting.mean() < 0.02
-    assert naive.mean() > 0.2, "the price of dealing neighbours in the plan instead"
-    totals = costs.sum(axis=0)
-    assert totals.max() / totals.min() < 1.001
-
-
-def test_ranks_stay_near_the_order_of_the_plan() -> None:
-    plan = plan_of(demo_lengths(5000), epochs=1)
-    steps = RankedSteps(plan, ranks=2, skipped=())
-    for step in range(len(steps)):
-        assert all(abs(position - 2 * step) < 2 * WINDOW_STEPS for position in steps[step])
-
-
-def test_one_rank_is_left_with_the_whole_plan() -> None:
-    plan = plan_of(demo_lengths(300))
-    steps = RankedSteps(plan, ranks=1, skipped=())
-    assert len(steps) == len(plan)
-    assert steps.left_over == ()
-    with pytest.raises(IndexError, match=f"there are {len(plan)} steps"):
-        steps[len(plan)]

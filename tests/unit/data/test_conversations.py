@@ -126,11 +126,11 @@ def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, line: str, c
     assert str(caught.value).startswith("some.jsonl:2")
 
 
-def test_a_repeated_id_is_a_bad_row_that_names_the_first(tmp_path: Path) -> None:
+def test_a_repeated_id_is_a_bad_row(tmp_path: Path) -> None:
     file = written(tmp_path / "a.jsonl", {"prompt": "hi", "id": "x"}, {"prompt": "ho", "id": "x"})
     bad = read(file)[1]
     assert isinstance(bad, QuarantinedRow)
-    assert bad.reason == f"duplicate_id: id 'x' was used before at {file}:1"
+    assert bad.reason == "duplicate_id: id 'x' was used before in this file"
 
 
 def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path) -> None:
@@ -344,13 +344,20 @@ def test_patterns_name_many_files(tmp_path: Path) -> None:
         read(str(tmp_path / "*.parquet"))
 
 
-def test_an_id_is_unique_over_files_and_against_ids_that_were_made_up(tmp_path: Path) -> None:
-    one = written(tmp_path / "a.jsonl", {"prompt": "hi", "id": "b.jsonl:2"})
-    two = written(tmp_path / "b.jsonl", {"prompt": "hi", "id": "x"}, {"prompt": "ho"})
-    bad = read(one, two)[2]
-    assert isinstance(bad, QuarantinedRow)
-    assert bad.reason == f"duplicate_id: id 'b.jsonl:2' was used before at {one}:1"
-    assert bad.origin == f"{two}:2"
+def test_files_may_number_their_rows_alike(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", {"prompt": "hi", "id": 1}, {"prompt": "ho", "id": "b.jsonl:2"})
+    two = written(tmp_path / "b.jsonl", {"prompt": "hi", "id": 1}, {"prompt": "ho"}, {"prompt": "hu", "id": 3})
+    assert [row.id for row in read(one, two) if isinstance(row, Conversation)] == [
+        "1",
+        "b.jsonl:2",
+        "b.jsonl/1",
+        "b.jsonl/b.jsonl:2",
+        "3",
+    ]
+    taken = written(tmp_path / "c.jsonl", {"prompt": "hi", "id": "d.jsonl/1"}, {"prompt": "hi", "id": 1})
+    last = written(tmp_path / "d.jsonl", {"prompt": "hi", "id": 1})
+    [bad] = [row for row in read(taken, last) if isinstance(row, QuarantinedRow)]
+    assert bad == QuarantinedRow(f"{last}:1", "duplicate_id: id 'd.jsonl/1' was used before in this file")
 
 
 JSON = st.recursive(

@@ -13,10 +13,11 @@ from workshop import GOOD, TOKENIZER, VOCAB_SIZE, Workshop
 
 from dflash.config import Config
 from dflash.data.commit import known_edges
-from dflash.data.plan_file import load_plan, write_plan
+from dflash.data.plan_file import load_plan
 from dflash.data.prepare import PreparedData, load_data, plan_build
 from dflash.data.units import find_unit
 from dflash.errors import DataError
+from tests.support.plans import write_plan
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def test_pieces_have_names_of_their_own_and_one_prompt_hash_each(workshop: Works
 
     tables = [pq.read_table(f"{data.location}/{shard.path}") for shard in data.manifest.shards]
     names = [name for table in tables for name in table["sample_id"].to_pylist()]
-    assert names == [*(f"chat#{number}" for number in range(1, len(names))), "short"]
+    assert names == [*(f"a.jsonl/chat#{number}" for number in range(1, len(names))), "a.jsonl/short"]
     assert data.manifest.prompt_files[0].rows == 4, "three questions and the short one"
     assert data.manifest.sources[0].rows == 2
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from workshop import Workshop, rows
 
+from dflash.config.data import ReaderConfig
 from dflash.data.manifest import find_damage, read_data_file, read_manifest
 from dflash.data.prepare import PreparedData
+from dflash.data.reader import SampleStore
 from dflash.errors import DataError
 from tests.support.sealing import rewrite
 
@@ -47,6 +49,22 @@ def test_sampling_looks_at_other_files_each_time(data: PreparedData, monkeypatch
         assert find_damage(data.store, files, verify="sampled") is None
         assert len(asked) - before == 3, "one in sixteen, rounded up"
     assert set(asked) == {file.path for file in files}
+
+
+@pytest.mark.parametrize(("verify", "hashed"), [("sizes", 0), ("sampled", 3), ("full", 42)])
+def test_the_reader_hashes_what_it_is_told_to_before_it_gives_a_sample(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch, verify: str, hashed: int
+) -> None:
+    from dflash.data import manifest as module
+
+    asked: list[str] = []
+    original = module.sha256_in_store
+    monkeypatch.setattr(module, "sha256_in_store", lambda store, name: (asked.append(name), original(store, name))[1])
+    reader = ReaderConfig(verify=verify)  # type: ignore[arg-type]
+    with SampleStore(data.location, fingerprint=data.fingerprint, reader=reader) as store:
+        assert len(set(asked)) == len(asked) == hashed, "40 shards, the prompt hashes and the quarantine file; one in sixteen"
+        store.read(range(store.rows))
+        assert len(asked) == hashed, "nothing is hashed later"
 
 
 def test_a_small_file_is_verified_whenever_it_is_read(data: PreparedData) -> None:

@@ -9,8 +9,9 @@ import pytest
 from plan_toys import demo_lengths, plan_of
 
 from dflash.data.plan_arrays import ARRAY_NAMES, BatchPlan, EpochArrays, describe_array, plan_sha256, row_dtype
-from dflash.data.plan_file import PlanWriter, load_plan, read_plan_manifest, write_plan
+from dflash.data.plan_file import PlanWriter, load_plan, read_plan_manifest
 from dflash.errors import DataError, SchemaVersionError
+from tests.support.plans import write_plan
 from tests.support.sealing import rewrite, values_of
 
 

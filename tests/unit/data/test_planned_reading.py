@@ -13,7 +13,6 @@ from data_toys import data_set
 
 from dflash.config import PlanConfig
 from dflash.config.data import ReaderConfig
-from dflash.data.consumption import RankedSteps, positions_to_consume
 from dflash.data.plan import BatchPlan, build_plan
 from dflash.data.reader import SampleStore, read_batches
 
@@ -75,26 +74,6 @@ def test_every_epoch_gives_every_sample_once_and_whole(tmp_path: Path, name: str
         assert len(plan.manifest.padded_lengths_tokens) <= PLANS[name].get("max_padded_lengths", 1000)
         real = EPOCHS * int(store.lengths.sum(dtype=np.int64))
         assert plan.manifest.padding_efficiency == pytest.approx(real / plan.manifest.padded_tokens)
-
-
-@pytest.mark.parametrize("name", ["interleave", "random", "sorted"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_together_read_what_one_reader_reads(tmp_path: Path, name: str, ranks: int) -> None:
-    data_set(tmp_path, LENGTHS)
-    reader = ReaderConfig(cache_mib=1, prefetch_batches=2, threads=1, verify="sizes")
-    skipped = {0, 3, 4, 11}
-    with SampleStore(tmp_path, fingerprint=None, reader=reader) as store:
-        plan = plan_of(store, PLANS[name])
-        dealt = RankedSteps(plan, ranks=ranks, skipped=skipped)
-        read: list[int] = []
-        for rank in range(ranks):
-            own = [plan[position] for position in dealt.of_rank(rank, start_step=0)]
-            assert len(own) == len(dealt)
-            read += [batch.planned.position for batch in read_batches(own, store, pad_id=PAD, reader=reader)]
-            late = list(dealt.of_rank(rank, start_step=5))
-            assert late == [batch.position for batch in own[5:]], "a resume goes on with the same batches"
-    assert sorted([*read, *dealt.left_over]) == list(positions_to_consume(len(plan), start=0, skipped=skipped))
-    assert len(dealt.left_over) < ranks * EPOCHS
 
 
 def test_a_reader_that_stops_early_leaves_no_thread(tmp_path: Path) -> None:

@@ -70,6 +70,41 @@ class TestPolicies:
             assert (manifest.samples, manifest.quarantined) == (150, {"duplicate_id": 2}), settings
             assert manifest.prompt_files[0].rows == 150, "the second row's prompt is not trained on"
 
+    @pytest.mark.parametrize("edges", ["auto", "equal_mass"])
+    def test_no_edges_are_measured_on_a_corpus_that_is_refused(self, workshop: Workshop, edges: str) -> None:
+        corpus = workshop.corpus(*GOOD, *["{oops"] * 8)
+        settings = {"bad_rows": "quarantine", "bucket_edges_tokens": edges, "num_buckets": 2}
+        with pytest.raises(DataError, match=r"8 of 12 rows cannot be used \(not_json 8\).*a\.jsonl:5: not_json") as caught:
+            workshop.prepare(workshop.config(corpus, **settings))
+        [report] = workshop.data_root.glob("*/staging/units/*.quarantine-*.jsonl")
+        assert str(report) in str(caught.value)
+        assert list(workshop.data_root.glob("*/edges.json")) == []
+        workshop.corpus(*GOOD, *({"prompt": "the weather " * number, "completion": "fine"} for number in range(1, 9)))
+        mended = workshop.prepare(workshop.config(corpus, **settings | {"max_bad_frac": 0.0}))
+        (workshop.folder / "again").mkdir()
+        fresh = Workshop(workshop.folder / "again", workshop.target_dir)
+        assert mended.manifest == fresh.prepare(workshop.config(corpus, **settings | {"store": str(fresh.folder)})).manifest
+
+    @pytest.mark.parametrize("edges", ["auto", (24, 40, 80)])
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            ([], "holds no row at all"),
+            (["{oops"] * 3, r"3 of 3 rows cannot be used \(not_json 3\), nothing is left to learn from; e.g."),
+        ],
+    )
+    def test_it_is_said_why_nothing_is_left(self, workshop: Workshop, content: list[str], reason: str, edges: object) -> None:
+        settings = {"bad_rows": "quarantine", "max_bad_frac": 1.0, "bucket_edges_tokens": edges}
+        with pytest.raises(DataError, match=reason) as caught:
+            workshop.prepare(workshop.config(workshop.corpus(*content), **settings))
+        assert "raise data.max_bad_frac" not in str(caught.value)
+
+    def test_what_is_less_than_asked_for_is_said(self, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+        files = [workshop.corpus(*GOOD), workshop.corpus(name="nothing.jsonl")]
+        workshop.prepare(workshop.config(*files, num_conversations=9))
+        assert "nothing.jsonl holds no row at all" in caplog.text
+        assert "data.num_conversations is 9, the files hold 5 fewer" in caplog.text
+
     def test_they_stop_it_before_the_target_is_asked(self, workshop: Workshop) -> None:
         corpus = workshop.corpus({"prompt": "2 words"}, "{oops")
         with pytest.raises(DataError, match="1 of 2 rows"):

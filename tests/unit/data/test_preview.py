@@ -28,6 +28,7 @@ def manifest(**changes: Any) -> DataManifest:
         "tokenizer_sha256": "k", "template_sha256": "c", "template_flags": {}, "vocab_size": 400, "mask_token_id": 1,
         "mask_token_uses": 0, "on_policy": True, "answer_sampling": {}, "rows": 9, "samples": 9, "tokens": 900,
         "supervised_tokens": 300, "max_length_tokens": 4000, "edges_tokens": EDGES, "quarantined": {},
+        "dropped_tokens": 0,
         "buckets": tuple(BucketStats(k, edge, 3, 300, 100) for k, edge in enumerate(EDGES)),
         "prompt_files": (), "quarantine_files": (), "shards": (),
     }  # fmt: skip

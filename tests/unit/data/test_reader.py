@@ -119,7 +119,7 @@ def test_a_small_cache_and_few_maps_change_nothing_but_the_work(
             for row, found in zip(order, store.read(order), strict=True):
                 assert_same(found, samples[row])
         caches = [store._reader._indexes, *store._reader._pages]
-        assert sum(cache.held_bytes for cache in caches) <= kept_bytes
+        assert sum(cache._held_bytes for cache in caches) <= kept_bytes
 
 
 def test_many_threads_may_read_one_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_byte_cache_keeps_what_was_used_last(limit: int, calls: list[tuple[boo
         else:
             assert cache.get(key) == (key if held else None)
             model = [entry for entry in model if entry[0] != key] + held
-        assert cache.held_bytes == sum(size for _, size in model) <= limit
+        assert cache._held_bytes == sum(size for _, size in model) <= limit
 
 
 class TestCollate:
@@ -283,7 +283,7 @@ class TestDamage:
         table = pq.read_table(file).replace_schema_metadata({"dflash_schema_version": "9"})
         pq.write_table(table, file)
         rewrite_manifest(folder)
-        with pytest.raises(SchemaVersionError, match=r"part-.*\.parquet has schema version 9, this code reads 2"):
+        with pytest.raises(SchemaVersionError, match=r"part-.*\.parquet has schema version 9, this code reads 3"):
             opened(folder)
 
     def test_other_columns_are_refused(self, folder: Path) -> None:

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.data.quarantine import BadRowError
-from dflash.data.render import ChatRenderer, has_supervised_pair
+from dflash.data.render import ChatRenderer, Rendered
 from dflash.errors import DataError
-from dflash.records import Conversation
+from dflash.records import Conversation, Message
 
 TWO_ANSWERS = talk("What is 2 + 3?", "2 + 3 = 5.", "And the weather?", "Fine, 7 degrees.")
 
@@ -158,21 +158,27 @@ class TestThinkingTemplates:
         assert "two<|im_end|>" in chat.tokenizer.decode(samples[1].input_ids)
 
 
+def unfinished(chat: ChatRenderer, turns: tuple[Message, ...]) -> Rendered:
+    """The sample of a conversation whose last answer has no end."""
+    [(sample,)] = chat.render_batch([Conversation("a", turns, origin="x:1", kind="toy")], finished=[False])  # type: ignore[misc]
+    return sample
+
+
 class TestUnfinishedAnswers:
     def test_the_end_of_turn_that_the_target_never_wrote_is_cut_off(self) -> None:
         chat = renderer(CHATML)
-        cut = chat.render_unfinished(talk("count", "1, 2, 3,"))
+        cut = unfinished(chat, talk("count", "1, 2, 3,"))
         assert supervised_texts(chat.tokenizer, cut.input_ids, cut.loss_mask) == ["1, 2, 3,"]
         assert cut.loss_mask[-1]
 
     def test_earlier_turns_keep_theirs(self) -> None:
         chat = renderer(CHATML)
-        cut = chat.render_unfinished(talk("hi", "hello", "count", "1, 2,"))
+        cut = unfinished(chat, talk("hi", "hello", "count", "1, 2,"))
         assert supervised_texts(chat.tokenizer, cut.input_ids, cut.loss_mask) == ["hello<|im_end|>", "1, 2,"]
 
     def test_a_template_without_such_a_token_loses_nothing(self) -> None:
         chat = renderer(PLAIN)
-        cut = chat.render_unfinished(talk("hi", "the weather"))
+        cut = unfinished(chat, talk("hi", "the weather"))
         assert supervised_texts(chat.tokenizer, cut.input_ids, cut.loss_mask) == [" weather"]
 
 
@@ -209,9 +215,3 @@ def test_for_any_contents_the_supervised_text_is_the_answer_but_for_a_shared_fir
     assert chat.tokenizer.decode(rendered.input_ids) == "".join(
         f"<|im_start|>{'assistant' if i % 2 else 'user'}\n{content}<|im_end|>\n" for i, content in enumerate(contents)
     )
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(mask=st.lists(st.booleans(), max_size=8))
-def test_a_supervised_pair_is_two_neighbours(mask: list[bool]) -> None:
-    assert has_supervised_pair(mask) == ("11" in "".join(str(int(value)) for value in mask))

@@ -67,7 +67,7 @@ def test_a_survey_counts_what_a_build_will_meet(workshop: Workshop) -> None:
     assert found.first_bad.origin == f"{corpus}:1"
     short = survey_source(data, source, limit=1)
     assert (short.rows, short.conversations) == (2, 1), "it stops with the last conversation that is wanted"
-    kinds = [type(row) for row in read_rows(data, corpus, limit=None)]
+    kinds = [type(row) for row in read_rows(data, source, limit=None)]
     assert kinds == [QuarantinedRow, Conversation, Conversation, QuarantinedRow, QuarantinedRow]
 
 
@@ -86,7 +86,7 @@ def test_a_number_of_conversations_is_shared_out_exactly(
     data = place.config(*files, num_conversations=wanted).data
     job, _ = plan_build(place.config(*files), tokenizer=TOKENIZER, vocab_size=400, target_fingerprint="t", progress=lambda *_: None)
     units = plan_units(data, describe_sources(data, progress=lambda *_: None), job.recipe)
-    taken = [sum(isinstance(row, Conversation) for row in read_rows(data, spec.source.uri, limit=spec.limit)) for spec in units]
+    taken = [sum(isinstance(row, Conversation) for row in read_rows(data, spec.source, limit=spec.limit)) for spec in units]
     assert sum(taken) == min(wanted, sum(sizes))
     assert [spec.source.uri for spec in units] == files[: len(units)]
     whole = plan_units(place.config(*files).data, describe_sources(data, progress=lambda *_: None), job.recipe)

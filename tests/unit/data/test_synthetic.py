@@ -21,6 +21,10 @@ from tests.unit.data.synthetic_oracle import CHECKS, check_arithmetic, check_som
 SPLITS: tuple[Split, Split] = ("train", "heldout")
 
 
+def user_turns(chat: SyntheticConversation) -> list[str]:
+    return [content for role, content in chat.messages if role == "user"]
+
+
 def chats(seed: int, count: int, split: Split, *kinds: str) -> list[SyntheticConversation]:
     return list(generate_conversations(seed=seed, count=count, split=split, kinds=kinds or None))
 
@@ -94,12 +98,12 @@ def test_the_oracle_refuses_a_wrong_answer() -> None:
 def test_every_user_turn_lies_in_the_split_of_its_conversation() -> None:
     for split in SPLITS:
         for chat in chats(7, 500, split):
-            assert {split_of(text) for text in chat.user_turns()} == {split}
+            assert {split_of(text) for text in user_turns(chat)} == {split}
 
 
 def test_no_heldout_prompt_is_in_a_long_training_stream_under_any_seed() -> None:
-    trained = {prompt_hash(text) for seed in (1, 2, 3) for chat in chats(seed, 2500, "train") for text in chat.user_turns()}
-    heldout = {prompt_hash(text) for seed in (1, 9) for chat in chats(seed, 800, "heldout") for text in chat.user_turns()}
+    trained = {prompt_hash(text) for seed in (1, 2, 3) for chat in chats(seed, 2500, "train") for text in user_turns(chat)}
+    heldout = {prompt_hash(text) for seed in (1, 9) for chat in chats(seed, 800, "heldout") for text in user_turns(chat)}
     assert len(trained) > 5000
     assert len(heldout) > 1000
     assert not trained & heldout
@@ -107,7 +111,7 @@ def test_no_heldout_prompt_is_in_a_long_training_stream_under_any_seed() -> None
 
 @pytest.mark.parametrize("kind", TASK_KINDS)
 def test_each_kind_has_many_different_heldout_prompts(kind: str) -> None:
-    prompts = {normalise_prompt(text) for chat in chats(8, 400, "heldout", kind) for text in chat.user_turns()}
+    prompts = {normalise_prompt(text) for chat in chats(8, 400, "heldout", kind) for text in user_turns(chat)}
     assert len(prompts) >= 80
 
 

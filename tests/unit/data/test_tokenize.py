@@ -13,7 +13,7 @@ from dflash.data.answers import AnsweredConversation
 from dflash.data.formats import read_raw_batches
 from dflash.data.quarantine import BadRowError
 from dflash.data.seen_ids import id_digests
-from dflash.data.sources import read_rows
+from dflash.data.sources import describe_file, read_rows
 from dflash.data.synthetic import prompt_hash
 from dflash.data.tokenize import BatchTokenizer, TokenizeJob
 from dflash.errors import DataError, StorageError
@@ -31,7 +31,7 @@ def test_rows_keep_their_order_and_know_what_became_of_them(workshop: Workshop) 
     found = tokenizer_of(workshop)(raw)
     assert found.rows == 5
     assert found.owners.tolist() == [0, 2, 4]
-    assert found.samples.sample_ids == ["r0", "r1", "r2"]
+    assert found.samples.sample_ids == ["a.jsonl/r0", "a.jsonl/r1", "a.jsonl/r2"]
     assert [(row, bad.reason.partition(":")[0]) for row, bad in found.bad] == [(1, "not_json"), (3, "no_answer")]
     assert found.id_rows == [0, 2, 3, 4]
     assert np.array_equal(found.id_digests, id_digests(found.ids))
@@ -50,7 +50,7 @@ def test_a_raw_batch_and_parsed_rows_give_the_same(workshop: Workshop) -> None:
     corpus = workshop.corpus(*GOOD, "{oops")
     (raw,) = read_raw_batches(corpus, rows_per_batch=64)
     run = tokenizer_of(workshop)
-    parsed = list(read_rows(workshop.config(corpus).data, corpus, limit=None))
+    parsed = list(read_rows(workshop.config(corpus).data, describe_file(corpus), limit=None))
     one, other = run(raw), run(parsed)
     assert one.bad == other.bad
     assert np.array_equal(one.samples.input_ids, other.samples.input_ids)
@@ -62,7 +62,7 @@ def test_a_split_conversation_owns_all_of_its_pieces(workshop: Workshop) -> None
     corpus = workshop.corpus(GOOD[0], long, GOOD[1])
     (raw,) = read_raw_batches(corpus, rows_per_batch=64)
     found = tokenizer_of(workshop, over_long="split")(raw)
-    pieces = [name for name in found.samples.sample_ids if name.startswith("long#")]
+    pieces = [name for name in found.samples.sample_ids if name.startswith("a.jsonl/long#")]
     assert len(pieces) > 1
     assert found.owners.tolist() == [0, *[1] * len(pieces), 2]
     assert int(found.samples.lengths.max()) <= 80
@@ -71,7 +71,8 @@ def test_a_split_conversation_owns_all_of_its_pieces(workshop: Workshop) -> None
 
 def test_an_unfinished_answer_has_no_end_of_turn(workshop: Workshop) -> None:
     corpus = workshop.corpus(*GOOD[:2])
-    conversations = [row for row in read_rows(workshop.config(corpus).data, corpus, limit=None) if isinstance(row, Conversation)]
+    read = read_rows(workshop.config(corpus).data, describe_file(corpus), limit=None)
+    conversations = [row for row in read if isinstance(row, Conversation)]
     batch = [
         AnsweredConversation(each, finished=done, exact=not done) for each, done in zip(conversations, (True, False), strict=True)
     ]

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import dflash.demo
-from dflash.data.synthetic import TASK_KINDS, generate_conversations, prompt_hash
+from dflash.data.synthetic import TASK_KINDS, SyntheticConversation, generate_conversations, prompt_hash
 from dflash.demo import demo_target_path
 from dflash.demo.build_target import REPORT_NAME, grade
 from dflash.demo.examples import pool_seed
@@ -19,6 +19,10 @@ from dflash.demo.tokenizer import MASK
 from dflash.errors import TargetError
 
 MAX_FOLDER_BYTES = 5 * 1024**2
+
+
+def user_turns(chat: SyntheticConversation) -> list[str]:
+    return [content for role, content in chat.messages if role == "user"]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +97,10 @@ def test_no_heldout_prompt_occurs_in_the_targets_own_training_stream() -> None:
         for chat in generate_conversations(
             seed=pool_seed(seed=SHIPPED_RECIPE.seed, pool=pool), count=SHIPPED_RECIPE.pool_conversations, split="train"
         )
-        for text in chat.user_turns()
+        for text in user_turns(chat)
     }
     heldout = {
-        prompt_hash(text) for chat in generate_conversations(seed=79, count=2000, split="heldout") for text in chat.user_turns()
+        prompt_hash(text) for chat in generate_conversations(seed=79, count=2000, split="heldout") for text in user_turns(chat)
     }
     assert len(trained) > 15_000
     assert not heldout & trained

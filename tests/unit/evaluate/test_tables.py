@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from dflash.errors import EvaluationError
-from dflash.evaluate.compare import compare_summaries
 from dflash.evaluate.table import WIDTH, closing_table
 from dflash.evaluate.text import bar, clean_text
 from dflash.records import RunSummary
@@ -69,22 +67,3 @@ def test_bars_are_as_long_as_the_share(frac: float, filled: int) -> None:
 def test_clean_text_keeps_letters_of_any_script() -> None:
     assert clean_text("Fluß/日本語 a") == "Fluß/日本語 a"
     assert clean_text("a\tb\x00c\ud800") == "a?b?c?"
-
-
-def test_runs_are_compared_in_the_order_given_and_the_best_is_marked() -> None:
-    second = summary(run="demo-002", acceptance_length=3.9, speedup=None, lossless=False, health_verdict="watch")
-    table = compare_summaries([summary(), second, summary(run="demo-003", acceptance_length=2.0)])
-    lines = table.text.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["demo-001", "demo-002", "demo-003"]
-    assert [line for line in lines if "*" in line] == [lines[3]]
-    assert "n/a" in lines[3] and " NO " in lines[3] and "watch" in lines[3]
-    assert len({len(line) for line in lines[2:]}) == 1, "columns are aligned"
-    assert [row["run"] for row in table.rows] == ["demo-001", "demo-002", "demo-003"]
-    assert table.rows[0]["gain"] == 0.0
-    assert table.rows[1]["gain"] == pytest.approx(3.9 / 3.2149 - 1)
-    assert table.rows[1]["speedup"] is None
-
-
-def test_nothing_to_compare_is_an_error() -> None:
-    with pytest.raises(EvaluationError, match="no run summaries"):
-        compare_summaries([])

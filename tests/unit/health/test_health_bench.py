@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from benchmarks.health.baselines import RuleScore, add, fired
-from benchmarks.health.faults import TRAINING
-from benchmarks.health.faults_operations import OPERATIONS
+from benchmarks.health.faults import TRAINING, WINDOWED
+from benchmarks.health.faults_operations import OPERATIONS, queue_sinks, torn_lines, two_writers
 from benchmarks.health.grid import SPLITS, STEPS, bench_config, build, cells
 from benchmarks.health.labels import Label
 from benchmarks.health.mixes import DEVELOPMENT, HELD_OUT
 from benchmarks.health.runs import healthy_run, items_of
 from benchmarks.health.score import Score, score_run
 from benchmarks.health.watch import Said, Watched, clean_checkpoints, watch
-from dflash.health.lines import EventLine, StepLine
+from benchmarks.health.windowed import EVERY, points_of, score_windowed, watch_windowed
+from dflash.health.lines import EventLine, LogReplaced, StepLine, TornLine
 from dflash.records import Finding, RollbackPlan
 from tests.support.health_runs import healthy, judged
 
@@ -125,3 +126,63 @@ def test_the_simple_rules_fire_as_they_are_written() -> None:
     add(score, rows["loss > 3.0"], None)
     assert score.false_alarms > 0
     assert score.right_decisions == 0
+
+
+def test_lines_that_are_no_records_stand_where_the_fault_puts_them() -> None:
+    (one,) = [c for c in cells("development", strengths=1, seeds=1) if c.fault is torn_lines and not c.interleaved]
+    run, label, seed = build(one, CONFIG)
+    assert label is not None
+    items = list(items_of(run, seed=seed))
+    (torn,) = [i for i, item in enumerate(items) if isinstance(item, TornLine)]
+    assert isinstance(items[torn + 1], LogReplaced)
+    around = [item.step for item in (items[torn - 1], items[torn + 2]) if isinstance(item, StepLine)]
+    assert around == [label.onset - 1, label.onset + 1]
+
+
+def test_two_writers_take_turns_in_one_log() -> None:
+    run = healthy_run(DEVELOPMENT[0], seed=3, steps=400, interleaved=True, train=CONFIG.train)
+    label = two_writers(run, np.random.default_rng(0), 200, 1)
+    steps = run.columns.step.tolist()
+    assert steps[199:205] == [199, 200, 180, 201, 181, 202]
+    assert sorted(set(steps)) == list(range(400))
+    assert len(steps) == 440
+    assert (label.due, label.severity) == (201, "critical")
+
+
+@pytest.mark.parametrize("strength", range(3))
+def test_the_sinking_queue_crosses_three_quarters_when_it_is_due(strength: int) -> None:
+    run = healthy_run(DEVELOPMENT[0], seed=3, steps=STEPS, interleaved=True, train=CONFIG.train)
+    label = queue_sinks(run, np.random.default_rng(0), 1000, strength)
+    ready = run.columns.ready
+    assert ready[label.due - 60] > 0.75 * 300 > ready[label.due + 60]
+    assert ready[-1] == pytest.approx((200, 170, 120)[strength], abs=5)
+
+
+def test_a_windowed_log_holds_means_and_names_what_is_not_finite() -> None:
+    run = healthy_run(DEVELOPMENT[2], seed=3, steps=160, interleaved=True, train=CONFIG.train)
+    run.columns.nonfinite[50] = True
+    points = list(points_of(run))
+    assert [step for step, _ in points] == list(range(EVERY - 1, 160, EVERY))
+    c = run.columns
+    weights = c.n_tokens[8:16] / c.n_tokens[8:16].sum()
+    assert points[1][1].loss == pytest.approx(float((c.loss[8:16] * weights).sum()))
+    assert [point.nonfinite != () for _, point in points] == [step == 55 for step, _ in points]
+
+
+def test_damage_in_a_windowed_log_is_found_and_told_in_steps() -> None:
+    cell = next(
+        c for c in cells("development", strengths=1, seeds=1) if c.windowed and c.fault and c.fault.__name__ == "nan_forever"
+    )
+    run, label, _ = build(cell, CONFIG)
+    assert label is not None
+    score = score_windowed(label, watched := watch_windowed(run, CONFIG))
+    assert (score.recalled, score.right_decisions, score.targets, score.steps) == (1, 1, 0, 2 * STEPS)
+    (alarm,) = [each.finding for each in watched.said if each.finding.severity == "critical"]
+    assert label.onset <= alarm.onset_step <= label.onset + EVERY
+    assert score_windowed(None, watched).right_decisions == 0
+
+
+def test_the_windowed_cells_come_last_and_leave_the_others_as_they_were() -> None:
+    flags = [cell.windowed for cell in cells("held-out", strengths=3, seeds=5)]
+    assert flags == sorted(flags)
+    assert sum(flags) == (len(WINDOWED) + 1) * 15

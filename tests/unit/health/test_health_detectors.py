@@ -195,7 +195,7 @@ class TestStaleness:
         context.see_step(step_line(7))
         finding = stale_finding(HEALTH, context, now_s=7.0 + silence_s, ended=ended, last_step=7)
         assert (finding is not None) == stale
-        assert staleness_summary(HEALTH, context, found=stale, ended=ended).findings == int(stale)
+        assert staleness_summary(HEALTH, context, found=[] if finding is None else [finding], ended=ended).findings == int(stale)
 
     def test_a_finished_log_may_be_silent_and_a_resumed_one_may_not(self) -> None:
         context = RunContext()

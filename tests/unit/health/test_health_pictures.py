@@ -91,3 +91,33 @@ def test_the_pictures_are_files_beside_the_page(tmp_path: Path) -> None:
     assert files == {"loss.png", "gradient.png", "step-time.png", "queues.png", "runs.png"}
     assert all((tmp_path / PICTURES_FOLDER / name).read_bytes().startswith(b"\x89PNG") for name in files)
     assert page.is_file()
+
+
+def probe_event(step: int, length: float, *, segment: int = 0) -> Record:
+    details = {"outcome": "measured", "acceptance_length": length, "acceptance_ci": [length - 0.2, length + 0.3]}
+    return replace(event("acceptance_probe", step=step), segment=segment, details=details)
+
+
+def test_probes_are_kept_by_step_drawn_and_told() -> None:
+    failed = replace(event("acceptance_probe", step=50), details={"outcome": "failed", "reason": "no memory"})
+    checker = new_checker()
+    checker.feed(items_of([*RECORDS[:150], probe_event(100, 2.0), failed, probe_event(60, 1.5), probe_event(100, 2.5)]))
+    assert [(probe.step, probe.length) for probe in checker.history.probes] == [(60, 1.5), (100, 2.5)]
+    report = checker.report(run="r", now_s=0.0, ended=True, remedy=remedy)
+    assert report.stats["last_probe"] == {"step": 100, "length": 2.5, "low": 2.3, "high": 2.8}
+    assert not [finding for finding in report.findings if finding.onset_step == 100]
+    names = [picture.name for picture in draw_pictures(checker.history, ()).machinery]
+    assert names[0] == "acceptance"
+    assert "acceptance" not in [picture.name for picture in draw_pictures(history_of(RECORDS[:60]), ()).machinery]
+
+
+def test_a_rollback_takes_back_the_probes_of_what_it_abandons() -> None:
+    history = history_of([*RECORDS[:150], probe_event(60, 1.5), probe_event(100, 2.0), probe_event(140, 2.5)])
+    history.rewind(100)
+    assert [probe.step for probe in history.probes] == [60, 100], "the run goes on from the checkpoint of step 100"
+    for step in range(1000, 1000 + MAX_POINTS + 50):
+        history.see_event(items_of([probe_event(step, 2.0)])[0])  # type: ignore[arg-type]
+    assert len(history.probes) <= MAX_POINTS
+    assert history.probes[-1].step == 1000 + MAX_POINTS + 49
+    again = msgspec.convert(msgspec.to_builtins(history, str_keys=True), History, str_keys=True)
+    assert again == history

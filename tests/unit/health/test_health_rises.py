@@ -91,21 +91,52 @@ def test_divergence_is_measured_from_the_best_the_bucket_reached() -> None:
 def test_the_tail_is_that_of_the_noise_it_has_seen() -> None:
     rng = np.random.default_rng(0)
     normal, heavy = Tail(), Tail()
-    for a, b in zip(rng.standard_normal(20_000), rng.standard_t(3, 20_000), strict=True):
-        normal.see(float(a), loud=False)
-        heavy.see(float(b), loud=False)
-    assert normal.chance(6.0) < 2e-5
+    for step, (a, b) in enumerate(zip(rng.standard_normal(20_000), rng.standard_t(3, 20_000), strict=True)):
+        normal.see(float(a), step=step, loud=False)
+        heavy.see(float(b), step=step, loud=False)
+    assert normal.chance(6.0, step=20_000) < 2e-7
     # Student's t with 3 degrees of freedom: P(t > 10) = 1.06e-3, P(t > 20) = 1.4e-4.
-    assert heavy.chance(10.0) == pytest.approx(1.06e-3, rel=0.5)
-    assert heavy.chance(20.0) == pytest.approx(1.4e-4, rel=0.8)
+    assert heavy.chance(10.0, step=20_000) == pytest.approx(1.06e-3, rel=0.5)
+    assert heavy.chance(20.0, step=20_000) == pytest.approx(1.4e-4, rel=0.8)
+
+
+def test_a_hump_of_hard_batches_ends_where_it_ends() -> None:
+    rng = np.random.default_rng(1)
+    tail = Tail()
+    for step in range(2000):
+        z = 10 + rng.standard_normal() if rng.random() < 0.07 else rng.standard_normal()
+        tail.see(float(z), step=step, loud=False)
+    assert tail.chance(9.0, step=2000) == pytest.approx(0.07 * 0.84, rel=0.5)  # P(N > -1) of the hard ones
+    assert tail.chance(17.0, step=2000) < 1e-4  # seven deviations of the hard ones beyond their middle
+
+
+def test_the_chances_fall_with_the_height() -> None:
+    rng = np.random.default_rng(2)
+    tail = Tail()
+    for step, z in enumerate(rng.standard_t(4, 3000)):
+        tail.see(float(z), step=step, loud=False)
+    chances = [tail.chance(z, step=3000) for z in (2.0, 3.0, 3.5, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] == 1.0 > chances[2]
+
+
+def test_spikes_that_belong_together_do_not_excuse_each_other() -> None:
+    tail, apart = Tail(points=1000), Tail(points=1000)
+    for number in range(8):
+        tail.see(20.0, step=100 + number, loud=False)
+        apart.see(20.0, step=100 + 40 * number, loud=False)
+    assert tail.chance(20.0, step=110) < 1e-5
+    assert tail.chance(20.0, step=140) > 1e-3  # later on they are what the run has shown
+    assert apart.chance(20.0, step=400) > 1e-3
 
 
 def test_a_few_faults_teach_the_tail_little() -> None:
-    calm, struck = Tail(points=1000, exceeded=2, excess=0.2), Tail(points=1000, exceeded=2, excess=0.2)
-    for _ in range(2):
-        struck.see(25.0, loud=True)
-    assert struck.chance(25.0) < 1e-6 < Tail(points=1002, exceeded=4, excess=3.4).chance(25.0)  # as if they were noise
-    assert calm.chance(2.0) == 1.0
+    warned, silent = Tail(points=1000), Tail(points=1000)
+    for step in range(2):
+        warned.see(25.0, step=step, loud=True)
+        silent.see(25.0, step=step, loud=False)
+    assert 10 * warned.chance(25.0, step=100) < silent.chance(25.0, step=100)  # as if they were noise
+    assert Tail().chance(2.0, step=0) == 1.0
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,7 +49,13 @@ def test_the_report_is_written_as_it_is_returned(paths: RunPaths) -> None:
     assert report.run == paths.root.name
     assert written(paths) == report
     assert (paths.health_dir / "report.html").read_text().startswith("<!doctype html>")
-    assert sorted(p.name for p in paths.health_dir.iterdir()) == ["pictures", "report.html", "report.json", "state.json"]
+    assert sorted(p.name for p in paths.health_dir.iterdir()) == [
+        "last.json",
+        "pictures",
+        "report.html",
+        "report.json",
+        "state.json",
+    ]
 
 
 def test_many_checks_end_where_one_check_ends_and_read_each_byte_once(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +132,7 @@ def test_a_damaged_state_costs_a_full_reading_and_nothing_else(paths: RunPaths, 
     write_log(paths.log, RUN)
     expected = check(paths)
     (paths.health_dir / "state.json").write_text(content)
+    (paths.health_dir / "last.json").unlink()
     assert check(paths) == expected
     assert json.loads((paths.health_dir / "state.json").read_text())["cursor"]["offset"] == paths.log.stat().st_size
 
@@ -164,3 +172,50 @@ def test_bad_input_leaves_no_report_behind(paths: RunPaths) -> None:
     with pytest.raises(SchemaVersionError, match="schema version 7"):
         check(paths)
     assert not paths.health_dir.exists()
+
+
+class TestNothingNew:
+    """A check that finds the log as it left it answers without loading what it knows."""
+
+    def test_the_same_report_comes_again_without_the_state(self, paths: RunPaths) -> None:
+        write_log(paths.log, RUN[:-1])
+        first = check(paths, ended=False)
+        (paths.health_dir / "state.json").write_text("not needed")
+        again = check(paths, ended=False, now_s=end_of(RUN) + 1)
+        assert again.checked_at != first.checked_at
+        assert replace(again, checked_at=first.checked_at) == first
+        assert (paths.health_dir / "state.json").read_text() == "not needed"
+
+    def test_silence_is_still_found(self, paths: RunPaths) -> None:
+        write_log(paths.log, RUN[:-1])
+        assert check(paths, ended=False).verdict == "healthy"
+        assert check(paths, ended=False, now_s=end_of(RUN) + 100_000).verdict == "blind"
+        assert check(paths, ended=True, now_s=end_of(RUN) + 100_002).verdict == "healthy"
+
+    @pytest.mark.parametrize("change", ["grown", "half a line", "rewritten", "other limits", "no page", "no report"])
+    def test_anything_that_could_change_it_is_looked_at(self, paths: RunPaths, change: str) -> None:
+        log = log_lines(RUN[:60])
+        whole = log[: log.rfind(b"\n", 0, -1) + 1]
+        paths.log.write_bytes(whole)
+        check(paths, ended=False)
+        (paths.health_dir / "state.json").write_text("damaged")
+        changed = CONFIG
+        if change == "grown":
+            paths.log.write_bytes(log)
+        elif change == "half a line":
+            paths.log.write_bytes(log[:-20])
+        elif change == "rewritten":
+            paths.log.write_bytes(whole[:-9] + b"  " + whole[-9:])
+        elif change == "other limits":
+            changed = CONFIG.model_copy(update={"health": CONFIG.health.model_copy(update={"bucket_run": 5})})
+        else:
+            (paths.health_dir / {"no page": "report.html", "no report": "report.json"}[change]).unlink()
+        check_run(paths, changed, now_s=end_of(RUN[:60]), ended=False, remedy=remedy)
+        assert json.loads((paths.health_dir / "state.json").read_text())["cursor"]["offset"] > 0
+
+    def test_damage_is_decided_on_again_each_time(self, paths: RunPaths) -> None:
+        write_log(paths.log, nonfinite(RUN[:-1], steps=range(350, 360), skipped=True))
+        asked: list[int] = []
+        for _ in range(2):
+            check_run(paths, CONFIG, now_s=end_of(RUN), ended=False, remedy=lambda damage: asked.append(damage.onset_step))
+        assert len(asked) == 2

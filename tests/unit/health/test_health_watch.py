@@ -180,7 +180,7 @@ class TestConsumed:
     @settings(max_examples=40, deadline=None, derandomize=True)
     @given(batches=st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=6, unique=True), max_size=40))
     def test_a_set_of_samples_is_a_set_and_survives_as_text(self, batches: list[list[int]]) -> None:
-        seen, truth = Seen(bytearray()), set[int]()
+        seen, truth = Seen(), set[int]()
         for batch in batches:
             assert seen.add_all(tuple(batch)) == [row for row in batch if row in truth]
             truth |= set(batch)

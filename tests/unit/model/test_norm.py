@@ -27,6 +27,17 @@ def test_half_precision_stays_in_its_dtype() -> None:
     assert rms_norm(torch.ones(2, 4).bfloat16(), torch.ones(4), eps=1e-6).dtype == torch.bfloat16
 
 
+def test_autocast_does_not_reach_the_library_s_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA it would turn bfloat16 into float32 there; on a CPU it does not, so its state is what can be seen here."""
+    states = []
+    kernel = functional.rms_norm
+    monkeypatch.setattr(functional, "rms_norm", lambda *call: states.append(torch.is_autocast_enabled("cpu")) or kernel(*call))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rms_norm(torch.ones(2, 4).bfloat16(), torch.ones(4), eps=1e-6).dtype == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    assert states == [False]
+
+
 def test_no_normalised_copy_is_kept() -> None:
     inputs, weight = torch.randn(64, 32, requires_grad=True), torch.ones(32, requires_grad=True)
     kept: dict[int, int] = {}

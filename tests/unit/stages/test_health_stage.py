@@ -16,13 +16,13 @@ import pytest
 
 from dflash.config import PlanConfig, dump_config, parse_config
 from dflash.data.plan import build_plan
-from dflash.data.plan_file import write_plan
 from dflash.errors import RunStateError
 from dflash.records import ControlRequest, RunPaths, from_json
 from dflash.stages import health_stage, load_report
 from dflash.stages.health import critical_spans
 from dflash.train.requests import pending_requests
 from tests.support.log_simulator import Record, nonfinite, simulate_run, write_log
+from tests.support.plans import write_plan
 
 STEPS = 260
 FIRST_BAD = 200

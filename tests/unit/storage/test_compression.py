@@ -92,6 +92,12 @@ class TestPatterns:
         with pytest.raises(StorageError, match=r"no file matches .*c-\*"):
             expand(str(folder / "c-*"))
 
+    @pytest.mark.parametrize("name", ["s3://bucket/prefix/", "/data/prompts/"])
+    def test_a_folder_is_refused_with_the_pattern_that_was_meant(self, name: str) -> None:
+        with pytest.raises(StorageError, match=f"{name} names a folder") as caught:
+            expand(name)
+        assert f"{name}*" in caught.value.remedy
+
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(

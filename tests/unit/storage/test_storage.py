@@ -7,8 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dflash.errors import StorageError
 from dflash.storage import (
@@ -17,8 +15,9 @@ from dflash.storage import (
     create_exclusively,
     fsync_dir,
     get_bytes,
+    open_binary,
     put_file,
-    read_lines,
+    read_chunks,
     sha256_file,
 )
 
@@ -93,35 +92,9 @@ def test_create_exclusively_lets_exactly_one_of_many_threads_win(tmp_path: Path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["key.json"]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n")), max_size=8), st.booleans())
-def test_lines_split_at_newline_alone(tmp_path_factory: pytest.TempPathFactory, lines: list[str], ends_in_newline: bool) -> None:
-    file = tmp_path_factory.mktemp("lines") / "x.jsonl"
-    text = "\n".join(lines) + ("\n" if ends_in_newline and lines else "")
-    file.write_bytes(text.encode())
-    expected = text.split("\n")
-    if expected[-1] == "":
-        expected.pop()
-    assert list(read_lines(file)) == expected
-
-
-def test_lines_longer_than_a_read_chunk_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash.storage.uris.HASH_CHUNK_BYTES", 3)
-    file = tmp_path / "x"
-    file.write_bytes("añb\r\nlonger line\u2028same line\n".encode())
-    assert list(read_lines(file)) == ["añb\r", "longer line\u2028same line"]
-
-
-def test_bytes_that_are_not_utf8_name_file_and_line(tmp_path: Path) -> None:
-    file = tmp_path / "x.jsonl"
-    file.write_bytes(b"good\nba\xffd\n")
-    with pytest.raises(StorageError, match=r"x\.jsonl:2 is not UTF-8: byte 0xff at offset 2"):
-        list(read_lines(file))
-
-
 def test_a_missing_file_is_a_storage_error_everywhere(tmp_path: Path) -> None:
     missing = tmp_path / "none"
-    for read in (lambda: get_bytes(missing), lambda: list(read_lines(missing)), lambda: sha256_file(missing)):
+    for read in (lambda: get_bytes(missing), lambda: list(read_chunks(missing)), lambda: sha256_file(missing)):
         with pytest.raises(StorageError, match="none"):
             read()
     with pytest.raises(StorageError):
@@ -156,3 +129,10 @@ def test_an_unknown_scheme_is_refused() -> None:
 def test_an_s3_uri_needs_bucket_and_key(uri: str) -> None:
     with pytest.raises(StorageError, match="bucket or a key"):
         get_bytes(uri)
+
+
+def test_a_folder_is_no_file_and_the_remedy_is_a_pattern(tmp_path: Path) -> None:
+    for read in (lambda: list(read_chunks(tmp_path)), lambda: open_binary(tmp_path)):
+        with pytest.raises(StorageError, match=f"cannot read {tmp_path}: Is a directory") as caught:
+            read()
+        assert f"{tmp_path}/*" in caught.value.remedy

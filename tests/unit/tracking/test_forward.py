@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -178,3 +179,29 @@ def test_a_rollback_ends_the_segment_and_its_steps_go_to_a_run_of_their_own(
     append(paths, line_of(step_record(5, segment=2)))
     assert process(store, paths, begin_segment=begin_segment).forward() == 1
     assert (seen, store.steps("run2")) == ([1, 2], [2, 3, 4, 5])
+
+
+def probe_line(step: int, **details: Any) -> bytes:
+    return (
+        json.dumps({"kind": "event", "event": "acceptance_probe", "segment": 0, "step": step, "details": details}).encode() + b"\n"
+    )
+
+
+def points_of(store: FakeStore) -> list[Any]:
+    return [point for run in store.runs.values() for point in run["points"] if point.name.startswith("probe/")]
+
+
+def test_acceptance_probes_are_metrics_at_the_step_of_their_checkpoint(paths: RunPaths) -> None:
+    store = FakeStore()
+    failed = probe_line(1, outcome="failed", reason="acceptance_probe")
+    probed = probe_line(2, outcome="measured", acceptance_length=2.5, acceptance_ci=[2.25, 3.0])
+    append(paths, line_of(step_record(0)) + failed + line_of(step_record(1)) + probed)
+    assert process(store, paths).forward() == 2
+    found = {(point.name, point.step): point.value for point in points_of(store)}
+    assert found == {
+        ("probe/acceptance_length", 2): 2.5,
+        ("probe/acceptance_ci_low", 2): 2.25,
+        ("probe/acceptance_ci_high", 2): 3.0,
+    }
+    assert process(store, paths).forward() == 0
+    assert len(points_of(store)) == 3

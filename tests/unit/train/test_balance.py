@@ -61,6 +61,7 @@ def test_advice_names_the_side_that_sets_the_pace_and_a_better_split_only_where_
     assert "1 x (3 + 1) is the best split" in advice([times(targets=3, target_s=3.0, drafter_s=1.0)], devices=4)
     assert "the drafter sets the pace on" not in advice(slow_target, devices=0)
     assert "share the CPU" in advice(slow_target, devices=0)
+    assert "share a GPU (3.000 s and 1.000 s a micro-batch): most of it is the target's" in advice(slow_target, devices=2)
     assert advice([times(targets=1, target_s=1.0, drafter_s=1.0, batches=0)], devices=2) == "nothing was measured"
 
 

@@ -93,7 +93,11 @@ def test_gpu_plan_separates_roles_and_halves_what_is_bfloat16() -> None:
     assert starting_with(target, "target weights") == 2 * 50_000
     assert starting_with(drafter, "drafter weights for compute") == 2 * TRAINABLE
     assert starting_with(drafter, "target's head") == 2 * 100 * 64
-    assert starting_with(host, "checkpoint snapshot buffers, pinned") == 12 * TRAINABLE
+    # The pinned allocator gives powers of two: 64 x 192 numbers, 64 x 64, ... as what they are rounded up to.
+    rounded = 16384 + 2 * 64 + (2 * 4096 + 2 * 2048 + 2 * 16 + 3 * 8192 + 2 * 64)
+    assert 12 * TRAINABLE < starting_with(host, "checkpoint snapshot buffers, pinned") == 12 * rounded
+    assert starting_with(drafter, "the largest weight's gradient") == 64 * 192 * (2 + 4)
+    assert starting_with(target, "features in the making") * 2 * 13 == starting_with(drafter, "features of waiting") * 3 * 2
     # Each of a target's two threads may hold a finished batch on the drafter's device while the window is full.
     one, six = (
         starting_with(items_of(config_of("cluster.device=cuda", f"cluster.targets_per_replica={n}"))[1], "features of waiting")
@@ -101,6 +105,20 @@ def test_gpu_plan_separates_roles_and_halves_what_is_bfloat16() -> None:
     )
     assert six * 3 == one * 13
     assert starting_with(host, "staging of features") == 6 * 2 * STAGING_BYTES
+
+
+def test_a_shared_gpu_holds_both_roles_once() -> None:
+    apart = memory_plan(config_of("cluster.device=cuda", "cluster.targets_per_replica=2"))
+    shared = memory_plan(config_of("cluster.device=cuda", "cluster.targets_per_replica=2", "cluster.share_device=true"))
+    assert [(place.name, place.count) for place in shared.places] == [("GPU of target and drafter", 1), ("host memory", 1)]
+    gpu, host = ({item.name: item.size_bytes for item in place.items} for place in shared.places)
+    assert not any("frozen copy" in name for name in gpu), "the drafter uses the target's own head"
+    assert not any("staging" in name for name in host), "nothing travels"
+    target, drafter = ({item.name: item.size_bytes for item in place.items} for place in apart.places[:2])
+    assert starting_with(gpu, "target weights") == starting_with(target, "target weights")
+    assert starting_with(gpu, "target activations") == 2 * starting_with(target, "target activations"), "two workers, one model"
+    assert starting_with(gpu, "gradients") == starting_with(drafter, "gradients")
+    assert shared.places[0].total_bytes < sum(place.total_bytes for place in apart.places[:2])
 
 
 @pytest.mark.parametrize(
@@ -277,7 +295,7 @@ def test_healthy_run_never_keeps_more_checkpoints_than_planned(interval: int, so
         on_disk.append(step)
         most = max(most, len(on_disk))
         states: dict[int, Any] = {saved: "clean" if saved + soak <= step else "probation" for saved in on_disk}
-        gone = checkpoints_to_delete(on_disk, states, keep_clean=keep_clean, keep_other=keep_other)
+        gone = checkpoints_to_delete(on_disk, states, keep_clean=keep_clean, keep_other=keep_other, pinned=())
         on_disk = [saved for saved in on_disk if saved not in gone]
     assert most <= memory_plan(config).checkpoints
 

@@ -81,6 +81,7 @@ with hold_devices(ClusterConfig(device="cuda", targets_per_replica=2), run="runs
 def test_devices_are_named_as_the_ranks_will_see_them() -> None:
     assert device_names(ClusterConfig(device="cpu"), {}) == []
     assert device_names(GPUS, {}) == ["0", "1", "2"]
+    assert device_names(GPUS.model_copy(update={"share_device": True}), {}) == ["0"]
     assert device_names(GPUS, {"CUDA_VISIBLE_DEVICES": "5, GPU-a,7,6"}) == ["5", "GPU-a", "7"]
 
 

@@ -68,6 +68,8 @@ def test_targets_sit_on_the_first_devices_of_their_replica_and_the_drafter_on_th
     for rank, first in (("0", 0), ("1", 3)):
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert [str(device) for device in replica_devices(gpus)] == [f"cuda:{first + index}" for index in range(3)]
+        shared = changed(gpus, "cluster.share_device=true")
+        assert [str(device) for device in replica_devices(shared)] == [f"cuda:{first // 3}"] * 3
 
 
 def test_on_a_cpu_all_target_workers_share_one_loaded_target(run: TinyRun) -> None:
@@ -121,10 +123,14 @@ def test_a_checkpoint_that_does_not_belong_to_the_run_shows_every_difference(inp
         drafter={},
         optimizer={},
     )
-    check_resumable(loaded, fresh=fresh, identity=identity)
+    check_resumable(loaded, fresh=fresh, identity=identity, accepted=False)
+    reconfigured = dataclasses.replace(fresh, config_sha256="c")
+    with pytest.raises(CheckpointError, match=r"configuration: checkpoint .*, run c"):
+        check_resumable(loaded, fresh=reconfigured, identity=identity, accepted=False)
+    check_resumable(loaded, fresh=reconfigured, identity=identity, accepted=True)
     other = RunIdentity(data_fingerprint="d", target_fingerprint=identity.target_fingerprint, mask_token_id=9)
     with pytest.raises(CheckpointError) as raised:
-        check_resumable(loaded, fresh=dataclasses.replace(fresh, plan_sha256="p", seed=1), identity=other)
+        check_resumable(loaded, fresh=dataclasses.replace(fresh, plan_sha256="p", seed=1), identity=other, accepted=True)
     for wanted in ("plan: checkpoint", "seed: checkpoint 5, run 1", "data set: checkpoint", "mask token id: checkpoint 47, run 9"):
         assert wanted in raised.value.what
     assert "target" not in raised.value.what

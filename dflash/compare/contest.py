@@ -1,0 +1,133 @@
+"""Whether a run's acceptance is better than another's: bootstrap over the prompts, paired where both decoded the same ones.
+
+The hard decision: the verdict is read from the interval of the difference, never from two intervals that do or do not overlap.
+Prompts differ far more than drafters do; on common prompts that part cancels, and differences of a tenth become visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dflash.evaluate.bootstrap import percentile_interval, resample_counts, resampled_ratios
+
+Word = Literal["better", "worse", "no difference"]
+
+SAMPLES = 4000
+MIN_PAIRS = 8
+"""Common prompts below which nothing is called better or worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """One prompt's answer: `tokens` committed in `verifications` target passes."""
+
+    prompt_hash: str
+    kind: str
+    tokens: int
+    verifications: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Acceptance length of a run against a reference.
+
+    Attributes:
+        kind: kind of prompts, or `all`.
+        reference, other: pooled acceptance lengths on the prompts that were used.
+        difference: other - reference; `low`, `high`: its interval at `confidence`.
+        prompts: used; `paired`: the same ones of both runs.
+        chance: two-sided bootstrap tail: how often a resample falls on the other side of no difference.
+    """
+
+    kind: str
+    reference: float
+    other: float
+    difference: float
+    low: float
+    high: float
+    confidence: float
+    prompts: int
+    paired: bool
+    chance: float
+
+    @property
+    def word(self) -> Word:
+        """Better or worse only if the whole interval lies on one side of zero."""
+        if self.prompts < MIN_PAIRS or not self.low * self.high > 0:
+            return "no difference"
+        return "better" if self.low > 0 else "worse"
+
+
+def differences(
+    reference: Sequence[PromptScore], other: Sequence[PromptScore], *, confidence: float, seed: int
+) -> tuple[Difference, ...]:
+    """Compare two runs over all prompts, then over each kind that both have.
+
+    Args:
+        reference: scores of the one run, one an evaluated prompt.
+        other: scores of the other.
+        confidence: of the intervals.
+        seed: of the resamples.
+
+    Returns:
+        `all` first; empty if either run has no scores.
+    """
+    if not reference or not other:
+        return ()
+    kinds = sorted({score.kind for score in reference} & {score.kind for score in other})
+    parts = [("all", list(reference), list(other))]
+    if len(kinds) > 1:
+        parts += [(kind, [s for s in reference if s.kind == kind], [s for s in other if s.kind == kind]) for kind in kinds]
+    return tuple(_difference(kind, a, b, confidence=confidence, seed=seed) for kind, a, b in parts)
+
+
+def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore], *, confidence: float, seed: int) -> Difference:
+    by_hash = {score.prompt_hash: score for score in other}
+    pairs = [(score, by_hash[score.prompt_hash]) for score in reference if score.prompt_hash in by_hash]
+    paired = len(pairs) >= MIN_PAIRS
+    if paired:
+        reference, other = [a for a, _ in pairs], [b for _, b in pairs]
+    first = resample_counts(len(reference), samples=SAMPLES, seed=seed)
+    second = first if paired else resample_counts(len(other), samples=SAMPLES, seed=seed + 1)
+    moved = _ratios(other, second) - _ratios(reference, first)
+    low, high = percentile_interval(moved, confidence=confidence)
+    a, b = pooled(reference), pooled(other)
+    return Difference(
+        kind=kind,
+        reference=a,
+        other=b,
+        difference=b - a,
+        low=low,
+        high=high,
+        confidence=confidence,
+        prompts=min(len(reference), len(other)),
+        paired=paired,
+        chance=min(1.0, 2.0 * min(float((moved <= 0).mean()), float((moved >= 0).mean()))),
+    )
+
+
+def pooled(scores: Sequence[PromptScore]) -> float:
+    """Pooled acceptance length: tokens committed per verification."""
+    passes = sum(score.verifications for score in scores)
+    return sum(score.tokens for score in scores) / passes if passes else float("nan")
+
+
+def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float]:
+    """Bootstrap interval of the pooled acceptance length of one run."""
+    return percentile_interval(_ratios(scores, resample_counts(len(scores), samples=SAMPLES, seed=seed)), confidence=confidence)
+
+
+def by_kind(scores: Sequence[PromptScore]) -> Mapping[str, list[PromptScore]]:
+    """The scores of each kind of prompt, by name."""
+    kinds: dict[str, list[PromptScore]] = {}
+    for score in sorted(scores, key=lambda score: score.kind):
+        kinds.setdefault(score.kind, []).append(score)
+    return kinds
+
+
+def _ratios(scores: Sequence[PromptScore], counts: np.ndarray) -> np.ndarray:
+    return resampled_ratios([s.tokens for s in scores], [s.verifications for s in scores], counts=counts)

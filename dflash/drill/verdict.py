@@ -1,0 +1,182 @@
+"""Whether what happened in a drill was the right thing for its fault: a pure function of facts and the fault-free run.
+
+Step arithmetic as in the log: the fault's first record is the onset t; `step-N` with N <= t is untouched by it, and one that had
+passed its soak before t is clean. The newest truly clean checkpoint is therefore the last save with N + soak <= t; a later
+one up to t is untouched as well and even better, a yet earlier one means that the health check dated the fault too early.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash.drill.facts import COMPLETED, DrillFacts
+from dflash.drill.faults import Fault
+from dflash.drill.reference import Reference
+from dflash.drill.timeline import WIDTH
+from dflash.records import RollbackEntry
+
+LOSS_TOLERANCE = 1.10
+"""A recovered run's loss at the end, against that of the fault-free run."""
+
+LAST_STEPS = 200
+ACCEPTANCE_FRAC = 0.85
+"""Least final acceptance against the fault-free run, whose interval it must meet besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Save interval and soak of the run, in steps."""
+
+    interval_steps: int
+    soak_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One demand of the verdict."""
+
+    name: str
+    holds: bool
+    found: str
+
+
+def judge(fault: Fault, facts: DrillFacts, reference: Reference, *, rule: Rule) -> tuple[Check, ...]:
+    """Everything that must hold after a drill.
+
+    Args:
+        fault: what was planted.
+        facts: what happened.
+        reference: the run without the fault.
+        rule: of its checkpoints.
+    """
+    checks = [*_planted(fault, facts), *(_acted(facts, rule) if fault.acts else _left_alone(facts))]
+    checks += [*_seen(fault, facts), *_survived(facts), _ended(facts), *_result(fault, facts, reference)]
+    return tuple(checks)
+
+
+def is_right(checks: Sequence[Check]) -> bool:
+    """Whether all of it holds."""
+    return all(check.holds for check in checks)
+
+
+def onset_of(facts: DrillFacts) -> int | None:
+    """First step that the fault touched, None if it never took effect."""
+    return facts.planted[0].step if facts.planted else facts.struck_step
+
+
+def newest_truly_clean(onset: int, *, rule: Rule) -> int:
+    """Last save that had passed its soak before a fault's first record."""
+    return max(0, (onset - rule.soak_steps) // rule.interval_steps * rule.interval_steps)
+
+
+def _planted(fault: Fault, facts: DrillFacts) -> Iterator[Check]:
+    onset = onset_of(facts)
+    if fault.name == "none":
+        yield Check("no fault", onset is None, "nothing was planted" if onset is None else f"planted at step {onset}")
+    else:
+        yield Check("fault took effect", onset is not None, "never" if onset is None else f"at step {onset}")
+
+
+def _acted(facts: DrillFacts, rule: Rule) -> Iterator[Check]:
+    onset = onset_of(facts)
+    ends = [entry for entry in facts.rollbacks if entry.phase == "end"]
+    if onset is None or not facts.requests or not ends:
+        yield Check("detected", bool(facts.requests), f"{len(facts.requests)} requests")
+        yield Check("rolled back", bool(ends), f"{len(ends)} rollbacks")
+        return
+    first, end = facts.requests[0], ends[0]
+    waited_s = first.at_s - facts.planted[0].at_s
+    alarm = end.plan.alarm_step
+    yield Check("detected", alarm >= onset, f"after {alarm - onset} steps, requested after {waited_s:.1f} s")
+    yield _returned(end, onset, rule)
+    halts = sum(entry.phase == "halt" for entry in facts.rollbacks)
+    yield Check("one rollback, no halt", len(ends) == 1 and not halts, f"{len(ends)} rollbacks, {halts} halts")
+    yield _skipped(facts, ends)
+    back_at_s = None if end.next_segment is None else facts.log.first_step_at_s.get(end.next_segment)
+    found = "never" if back_at_s is None else f"{back_at_s - first.at_s:.1f} s after the request"
+    yield Check("trains again", back_at_s is not None, found)
+
+
+def _returned(end: RollbackEntry, onset: int, rule: Rule) -> Check:
+    newest = newest_truly_clean(onset, rule=rule)
+    target = end.target_step
+    holds = target is not None and newest <= target <= onset
+    return Check("back at the newest truly clean", holds, f"step-{target} (soaked before the fault: step-{newest})")
+
+
+def _skipped(facts: DrillFacts, ends: list[RollbackEntry]) -> Check:
+    plan = facts.plan
+    bad = range(plan.first_position, plan.end_position)
+    skipped = {position for entry in ends for first, end in entry.plan.skip for position in range(first, end)}
+    shown = f"{len(skipped)} batches" + (f", {min(skipped)}..{max(skipped)}" if skipped else "")
+    if not bad:
+        return Check("batches left out", True, shown)
+    return Check("bad batches left out", set(bad) <= skipped, f"{shown}; bad: {bad.start}..{bad.stop - 1}")
+
+
+def _left_alone(facts: DrillFacts) -> Iterator[Check]:
+    found = f"{len(facts.requests)} requests, {len(facts.rollbacks)} ledger lines about rollbacks"
+    yield Check("no rollback, no halt", not facts.requests and not facts.rollbacks, found)
+
+
+def _seen(fault: Fault, facts: DrillFacts) -> Iterator[Check]:
+    if fault.seen_as:
+        found = sorted(facts.found_by & set(fault.seen_as))
+        yield Check("reported", bool(found), ", ".join(found) or f"none of {', '.join(fault.seen_as)}")
+
+
+def _survived(facts: DrillFacts) -> Iterator[Check]:
+    """What must hold where a process was killed or a checkpoint damaged."""
+    hit, resumed = facts.hit_checkpoint, facts.log.resumed_from
+    if hit is None:
+        return
+    yield Check("damaged checkpoint refused", hit in facts.bad_checkpoints, f"step-{hit}, bad: {sorted(facts.bad_checkpoints)}")
+    from_steps = [step for _, step in sorted(resumed.items())]
+    yield Check("resumed from one before", bool(from_steps) and from_steps[0] < hit, f"from step-{from_steps}")
+
+
+def _ended(facts: DrillFacts) -> Check:
+    holds = facts.ended == COMPLETED and not facts.processes_left
+    return Check("flow run completed", holds, f"{facts.ended}, {facts.processes_left} processes left")
+
+
+def _result(fault: Fault, facts: DrillFacts, reference: Reference) -> Iterator[Check]:
+    if fault.exact:
+        same = facts.outcome.weights_sha256 == reference.weights_sha256
+        yield Check("same weights as without the fault", same, str(facts.outcome.weights_sha256)[:12])
+    else:
+        yield _recovered(facts, reference)
+    length, interval = facts.outcome.acceptance_length, facts.outcome.acceptance_ci
+    low, high = reference.acceptance_ci
+    if length is None or interval is None:
+        yield Check("final acceptance", False, "not evaluated")
+        return
+    good = length >= ACCEPTANCE_FRAC * reference.acceptance_length and interval[1] >= low
+    found = f"{length:.2f} [{interval[0]:.2f}, {interval[1]:.2f}], without the fault {reference.acceptance_length:.2f}"
+    yield Check("final acceptance", good, f"{found} [{low:.2f}, {high:.2f}]")
+
+
+def _recovered(facts: DrillFacts, reference: Reference) -> Check:
+    own, other = last_loss(facts.log.loss), last_loss(dict(enumerate(reference.losses)))
+    if own is None or other is None:
+        return Check("recovered", False, "no losses at the end")
+    return Check("recovered", own <= LOSS_TOLERANCE * other, f"loss at the end {own:.3f}, without the fault {other:.3f}")
+
+
+def last_loss(losses: Mapping[int, float | None]) -> float | None:
+    """Median loss of the last steps, None if any of them has none."""
+    last = [losses[step] for step in sorted(losses)[-LAST_STEPS:]]
+    known = [value for value in last if value is not None]
+    return statistics.median(known) if known and len(known) == len(last) else None
+
+
+def verdict_lines(fault: Fault, checks: Sequence[Check]) -> list[str]:
+    """The verdict in at most 80 columns."""
+    lines = ["", f"verdict on `{fault.name}`: {'RIGHT' if is_right(checks) else 'WRONG'}"]
+    for check in checks:
+        mark = "ok   " if check.holds else "WRONG"
+        lines += textwrap.wrap(f"{check.name}: {check.found}", WIDTH, initial_indent=f"  {mark}  ", subsequent_indent=" " * 11)
+    return lines

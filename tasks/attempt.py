@@ -1,0 +1,51 @@
+"""A flow run at work on a run: noted when it begins, and how it ended, in the run's folder and at the server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from prefect import runtime
+
+from dflash.errors import HaltedError
+from dflash.records import RunPaths
+from dflash.train.attempts import FINISHED, begin_attempt, end_attempt
+from dflash.train.progress import read_progress
+from tasks.events import halted_event
+from tasks.own_state import end_cancelled
+from tasks.patience import await_server
+from tasks.reporting import send_kept
+
+
+def note_beginning(paths: RunPaths) -> None:
+    """Note in the run's folder which flow run works on it, so that a health check can tell its death."""
+    flow_run = runtime.flow_run.id
+    if flow_run is not None:
+        deployment = runtime.deployment.id
+        begin_attempt(
+            paths,
+            flow_run=str(flow_run),
+            deployment=None if deployment is None else str(deployment),
+            parameters=runtime.flow_run.parameters or {},
+        )
+
+
+@contextlib.contextmanager
+def working_on(run_dir: str) -> Iterator[None]:
+    """The rest of a flow: whatever ends it is noted, a halt is told as an event, and a server that is away is waited for."""
+    paths, how = RunPaths(Path(run_dir)), FINISHED
+    try:
+        yield
+    except BaseException as error:
+        how = type(error).__name__
+        if isinstance(error, HaltedError):
+            halted_event(paths.root.name, error.what)
+        raise
+    finally:
+        if runtime.flow_run.id is not None:
+            end_attempt(paths, str(runtime.flow_run.id), how=how, records=read_progress(paths).step, continued_by=None)
+        if await_server():
+            send_kept()
+            # The server takes no failure of a flow run that is on its way to `Cancelled`, and no worker may be left to end that.
+            end_cancelled(runtime.flow_run.id, how)

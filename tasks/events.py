@@ -1,0 +1,70 @@
+"""Events in Prefect, for automations and for the event feed: what was decided about a run, and that it was halted.
+
+Invariant: the id of an event is made of what it tells, so the same decision that two flow runs report is one event. An event that
+cannot be sent costs a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from prefect import runtime
+from prefect.events import emit_event
+
+from dflash.records import ControlRequest, RollbackPlan, RunPaths
+from dflash.stages import Revival
+from tasks.reporting import tolerated
+
+DECISION = "dflash.run.decision"
+HALTED = "dflash.run.halted"
+DIED = "dflash.run.died"
+
+
+def decision_event(run: str, plan: RollbackPlan) -> None:
+    """A health check has decided on a rollback or a halt."""
+    payload = {
+        "action": plan.action,
+        "reason": plan.reason,
+        "rung": plan.rung,
+        "onset_step": plan.onset_step,
+        "alarm_step": plan.alarm_step,
+        "target_step": plan.target_step,
+        "skip": [list(part) for part in plan.skip],
+    }
+    _emit(DECISION, run, plan.key, payload)
+
+
+def request_event(paths: RunPaths, request: ControlRequest) -> None:
+    """The same, from the request that the decision became."""
+    if request.plan is not None:
+        decision_event(paths.root.name, request.plan)
+
+
+def halted_event(run: str, reason: str) -> None:
+    """A run has been halted: nothing goes on before a person has looked."""
+    _emit(HALTED, run, reason, {"reason": reason})
+
+
+def died_event(revival: Revival) -> None:
+    """A run's flow has died, and was started again or given up."""
+    payload = {"flow_run": revival.flow_run, "continued_by": revival.continued_by, "reason": revival.reason}
+    _emit(DIED, revival.run, revival.flow_run, payload)
+
+
+def _emit(event: str, run: str, key: str, payload: Mapping[str, Any]) -> None:
+    related = []
+    if runtime.flow_run.id is not None:
+        related = [{"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}", "prefect.resource.role": "flow-run"}]
+    with tolerated(f"event {event}", level=logging.WARNING):
+        emit_event(
+            event=event,
+            resource={"prefect.resource.id": f"dflash.run.{run}", "prefect.resource.name": run},
+            occurred=datetime.now(UTC),
+            related=related,
+            payload=dict(payload),
+            id=uuid5(NAMESPACE_URL, f"{event}/{run}/{key}"),
+        )

@@ -1,0 +1,114 @@
+"""Runs compared from their folders: the verdict, what differs, what happened, and a page that nobody can break."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash.checkpoint import read_ledger
+from dflash.cli import main
+from dflash.compare.compare import compare_runs
+from dflash.compare.page import render_comparison
+from dflash.compare.view import view_run
+from dflash.errors import DataError, EvaluationError, RunStateError
+from dflash.records import RollbackEntry, RollbackPlan, to_json
+from dflash.stages import compare_stage
+from tests.support.compared_runs import RESULT, step_line, write_evaluation_files, write_run
+
+LOG = "".join(step_line(step, bucket=step % 2) for step in range(20))
+
+
+def answers(tokens: int, *, count: int = 12) -> dict[str, tuple[str, list[int]]]:
+    """Prompts of two kinds; `tokens` committed in each of four passes, a little more or less from prompt to prompt."""
+    return {f"hash-{i}": (("sums", "lists")[i % 2], [tokens, tokens + i % 3, tokens, tokens]) for i in range(count)}
+
+
+def test_the_verdict_and_what_differs(tmp_path: Path) -> None:
+    write_run(tmp_path / "a-001", LOG, answers=answers(2))
+    write_run(tmp_path / "b-001", LOG.replace('"ce":1.0', '"ce":0.5'), answers=answers(4), overrides=["train.lr=0.5", "run.seed=3"])
+    found = compare_stage([tmp_path / "a-001", tmp_path / "b-001"], output=None, track=False)
+    (contest,) = found.comparison.contests
+    assert [(each.kind, each.word, round(each.difference, 6)) for each in contest] == [
+        ("all", "better", 2.0), ("lists", "no difference", 2.0), ("sums", "no difference", 2.0),
+    ]  # fmt: skip
+    assert found.comparison.verdicts[0].startswith(
+        "b-001 is better than a-001: acceptance length 4.25 against 2.25, difference +2.00"
+    )
+    assert found.comparison.settings.keys() == {"train.lr"}, "what names or watches a run is no difference"
+    assert found.page == tmp_path / "comparisons/a-001-vs-b-001/comparison.html"
+    data = json.loads(found.data.read_text())
+    assert data["reference"] == "a-001" and data["verdicts"][0]["word"] == "better"
+    assert data["loss_at_equal_tokens"]["all"] == {"a-001": pytest.approx(1.0), "b-001": pytest.approx(1.0)}
+    assert "b-001" in found.text and "train.lr" in found.text
+
+
+def test_a_rollback_is_told_with_what_it_skipped(tmp_path: Path) -> None:
+    again = "".join(step_line(step, segment=1) for step in range(10, 25))
+    paths = write_run(tmp_path / "a", LOG + again)
+    plan = RollbackPlan(
+        key="k", action="rollback", rung=2, segment=0, onset_step=15, alarm_step=18, region_step=15, target_step=10,
+        skip=((14, 17),), overlay=None, reason="the loss exploded",
+    )  # fmt: skip
+    entries = [RollbackEntry("begin", plan, 10, None, 1.0), RollbackEntry("end", plan, 10, 1, 2.0)]
+    paths.ledger.write_text("".join(to_json(entry) + "\n" for entry in entries))
+    assert len(read_ledger(paths.ledger)) == 2
+    write_run(tmp_path / "b", LOG)
+    found = compare_runs([view_run(tmp_path / "a"), view_run(tmp_path / "b")])
+    assert found.history[0] == (
+        "segment 0: steps 0 to 19, of which 10 still count",
+        "segment 1: steps 10 to 24",
+        "rolled back from step 18 to step 10 (rung 2), without batches 14-16: the loss exploded",
+    )
+    assert found.common_tokens == 2000
+    assert found.verdicts == ("b cannot be judged against a: acceptance was not evaluated for both.",)
+    assert any("different numbers of tokens" in text for text in found.warnings)
+
+
+def test_measurements_that_do_not_mean_the_same_are_said_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", LOG, answers=answers(2))
+    other = write_run(tmp_path / "b", LOG)
+    write_evaluation_files(other.eval_dir / "trained-step-9", answers(9))
+    write_evaluation_files(other.eval_dir / "trained-step-12", answers(3), replace(RESULT, temperature=0.6, lossless=False))
+    found = compare_runs([view_run(tmp_path / "a"), view_run(tmp_path / "b")])
+    assert found.contests[0][0].other == pytest.approx(3.25), "the newest evaluation counts"
+    assert any("temperature (a: 0.0, b: 0.6)" in text for text in found.warnings)
+    assert any("b: decoding was not lossless" in text for text in found.warnings)
+
+
+def test_a_page_shows_hostile_text_as_text(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    evil = {f"h{i}": (hostile, [2, 3]) for i in range(9)} | {f"g{i}": ("x", [2]) for i in range(9)}
+    write_run(tmp_path / "a", LOG, answers=evil)
+    write_run(tmp_path / f"b{hostile.replace('/', '')}", LOG, answers=evil)
+    view = view_run(tmp_path / "a")
+    other = replace(view_run(tmp_path / f"b{hostile.replace('/', '')}"), data={hostile: hostile}, notes=(hostile,))
+    page = render_comparison(compare_runs([view, other]))
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert 'src="http' not in page and "@import" not in page
+
+
+@pytest.mark.parametrize("missing", ["verifications.parquet", "prompts.jsonl"])
+def test_half_an_evaluation_is_refused(tmp_path: Path, missing: str) -> None:
+    paths = write_run(tmp_path / "a", LOG, answers=answers(2))
+    (paths.eval_dir / "trained-step-12" / missing).write_bytes(b"{")
+    with pytest.raises(EvaluationError, match="not a whole evaluation"):
+        view_run(tmp_path / "a")
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", LOG)
+    write_run(tmp_path / "b", "")
+    with pytest.raises(EvaluationError, match="needs two runs"):
+        compare_stage([tmp_path / "a"], output=None, track=False)
+    with pytest.raises(EvaluationError, match="named twice"):
+        compare_stage([tmp_path / "a", tmp_path / "a"], output=None, track=False)
+    with pytest.raises(DataError, match="no training step"):
+        compare_stage([tmp_path / "a", tmp_path / "b"], output=None, track=False)
+    with pytest.raises(RunStateError, match="not a run"):
+        compare_stage([tmp_path / "a", tmp_path / "c"], output=None, track=False)
+    assert not (tmp_path / "comparisons").exists()
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c")]) != 0
+    assert "not a run" in capsys.readouterr().err
