@@ -86,7 +86,7 @@ class Conductor:
         self._plan = plan_fault(fault, config)
         self._paths = RunPaths(Path(config.run.root) / f"{config.run.name}-001")
         self._watch = RunWatch(self._paths)
-        self._states: dict[str, str] = {}
+        self._states: dict[int, str] = {}
         self._hit: int | None = None
         self._struck: int | None = None
         self._progress_s = self._stopped_s = 0.0
@@ -127,9 +127,9 @@ class Conductor:
         self._show_progress()
         self._strike()
         runs = self._stage.flow_runs()
-        for run in runs:
-            if self._states.get(run.name) != run.state:
-                self._states[run.name] = run.state
+        for number, run in enumerate(runs):  # a flow run gets its own name only once it runs
+            if self._states.get(number) != run.state:
+                self._states[number] = run.state
                 self._say(f"Prefect: flow run {run.name} is {run.state}")
         if any(not run.final for run in runs) or not runs:
             self._stopped_s = 0.0

@@ -33,7 +33,7 @@ EXPLOSION_FACTOR = -1e4
 RAMP_FIRST, RAMP_GROWTH = 0.008, 1.05
 """Noise of the ramp's first update, as a share of each weight tensor's root mean square, and its growth with every update."""
 
-BAD_RESUME_NOISE = 0.5
+BAD_RESUME_NOISE = 1.5
 """Likewise of a bad resume."""
 
 HANG_S = 45.0
