@@ -12,7 +12,12 @@ import pyarrow.parquet as pq
 from dflash.config import dump_config, parse_config
 from dflash.records import EvaluationResult, MicroBatchRecord, RunPaths, StepRecord, to_json
 
-CONFIG = "run: {name: tiny}\ntarget: {path: demo, mask_token_id: 9}\ndata: {source: synthetic, num_conversations: 8}\ntracking: {enabled: false}\n"
+CONFIG = """
+run: {name: tiny}
+target: {path: demo, mask_token_id: 9}
+data: {source: synthetic, num_conversations: 8}
+tracking: {enabled: false}
+"""
 
 RESULT = EvaluationResult(
     drafter="trained", step=12, dataset="synthetic-11", prompts=0, block_size=4, temperature=0.0, template_flags={},

@@ -61,7 +61,8 @@ class AccuracyDrop(Detector):
         w = self._watch
         return (
             f"hits more than {w.accuracy_z:g} deviations under the bucket's usual share, or none of at least "
-            f"{w.accuracy_expected:g} expected, {w.accuracy_in_row} times in a row in one bucket; damage only if the loss says so"
+            f"{w.accuracy_expected:g} expected, {w.accuracy_in_row} times in a row in one bucket and "
+            "oftener than its own single ones would by chance; damage only if the loss says so"
         )
 
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:

@@ -97,13 +97,13 @@ class Schedule(Detector):
 def scheduled_lr(train: TrainConfig, step: int, *, total: int) -> float:
     """Learning rate of update `step` (0-based) of `total`: linear warm-up lr*(step+1)/warmup, then the shape."""
     step = min(max(step, 0), total - 1)
-    warmup = train.warmup_frac * total
+    warmup = round(train.warmup_frac * total)  # whole steps: in a warm-up of three, half a step is a lot
     if step + 1 < warmup:
         return train.lr * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1.0, total - warmup)) if step > warmup else 0.0
     if train.schedule == "wsd":
         # Whole steps: near the end of 1 - sqrt(progress) half a step is much.
-        decay_steps = min(total - round(warmup), round(train.decay_frac * total))
+        decay_steps = min(total - warmup, round(train.decay_frac * total))
         shape = 1 - math.sqrt(max(0.0, 1 - (total - step) / max(1, decay_steps)))
     elif train.schedule == "cosine":
         shape = 0.5 * (1 + math.cos(math.pi * progress))

@@ -44,10 +44,13 @@ class TestAccuracyDrop:
         feed(detector, lines)
         return detector
 
-    def test_three_collapsed_batches_in_a_row_are_a_drop_and_it_ends(self) -> None:
-        (finding,) = self.batches({60: 10, 61: 12, 62: 9, 63: 11}).reported()
-        assert (finding.severity, finding.first_step, finding.last_step, finding.batch_ids) == ("warn", 60, 63, (60, 61, 62))
-        assert finding.values["resolved_step"] == 64
+    @pytest.mark.parametrize(("first", "needed"), [(60, 4), (300, 3)])
+    def test_collapsed_batches_in_a_row_are_a_drop_and_it_ends(self, first: int, needed: int) -> None:
+        """Three where enough is known of the bucket to call that rare, one more where it is young."""
+        (finding,) = self.batches({first: 10, first + 1: 12, first + 2: 9, first + 3: 11}, steps=400).reported()
+        assert (finding.severity, finding.first_step, finding.last_step) == ("warn", first, first + 3)
+        assert finding.batch_ids == tuple(range(first, first + needed))
+        assert finding.values["resolved_step"] == first + 4
         assert finding.values["usual"] == pytest.approx(0.5, abs=0.02)
 
     def test_two_in_a_row_are_none(self) -> None:

@@ -113,7 +113,7 @@ def test_every_record_is_frozen_and_the_files_among_them_are_versioned(kind: typ
         DetectorSummary,
     }
     parts |= {records.DataFile, records.SourceEntry, records.CheckResult, records.Damage, LrOverlay}
-    parts |= {records.SavedState, records.GuardState}
+    parts |= {records.SavedState, records.GuardState, records.ProbeFigures}
     names = {field.name for field in dataclasses.fields(kind)}
     assert "schema_version" in names or kind in parts | {records.QuarantinedRow}
 

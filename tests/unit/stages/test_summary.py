@@ -161,14 +161,8 @@ def test_the_closing_table_names_commands_that_exist(run: Run, capsys: pytest.Ca
     commands = [line.strip() for line in text.splitlines() if " -m dflash " in line]
     assert {command.split()[3] for command in commands} == {"health", "compare"}
     assert all(command.startswith((sys.executable, ".venv")) for command in commands)
-    assert main(["compare", str(run.paths.root), str(run.paths.root), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["acceptance_length"] for row in rows] == [2.4, 2.4]
-
-
-def test_an_unfinished_run_cannot_be_compared(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(run.paths.root)]) == 1
-    assert "not finished" in capsys.readouterr().err
+    assert main(["compare", "OTHER_RUN", str(run.paths.root)]) == 1
+    assert "OTHER_RUN is not a run" in capsys.readouterr().err
 
 
 def test_a_summary_of_another_version_is_refused(run: Run) -> None:

@@ -50,7 +50,8 @@ def manifest() -> DataManifest:
         fingerprint="ab" * 32, recipe_fingerprint="ef" * 32, sources=(), target_id="demo", target_fingerprint="cd" * 32,
         tokenizer_sha256="1" * 64, template_sha256="2" * 64, template_flags={}, vocab_size=512, mask_token_id=3,
         mask_token_uses=0, on_policy=True, answer_sampling={}, rows=3, samples=3, tokens=30, supervised_tokens=20,
-        max_length_tokens=12, edges_tokens=(48,), quarantined={}, dropped_tokens=0, buckets=(BucketStats(0, 48, 3, 30, 20),), prompt_files=(),
+        max_length_tokens=12, edges_tokens=(48,), quarantined={}, dropped_tokens=0, buckets=(BucketStats(0, 48, 3, 30, 20),),
+        prompt_files=(),
         quarantine_files=(), shards=(shard,),
     )  # fmt: skip
 

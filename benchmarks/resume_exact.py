@@ -22,7 +22,7 @@ from dflash.records import RunPaths
 from dflash.storage import sha256_file
 from dflash.train.processes import recorded_processes
 
-NAME = "resume_exactness"
+NAME = "resume_exact"
 COMMON = ("data.max_bad_frac=0.5", "checkpoint.interval_steps=10", "tracking.enabled=false", "train.max_restarts=20")
 
 
