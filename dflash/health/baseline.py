@@ -68,6 +68,11 @@ class Baseline:
         winsor_z: deviation at which larger points are accepted.
     """
 
+    __slots__ = (
+        "_capacity", "_counts", "_differences", "_floor", "_high", "_level", "_medians", "_min_points", "_newest",
+        "_since_refresh", "_values", "_winsor_z",
+    )  # fmt: skip
+
     def __init__(self, *, capacity: int, min_points: int, newest: int, floor: float, winsor_z: float) -> None:
         self._capacity, self._min_points, self._newest = capacity, min_points, newest
         self._floor, self._winsor_z = floor, winsor_z
@@ -76,7 +81,7 @@ class Baseline:
         self._differences: list[float] = []  # from each value to the next, without its sign
         self._medians: list[float] = []
         self._since_refresh = 0
-        self._level: Level | None = None
+        self._set_level(None)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -96,15 +101,15 @@ class Baseline:
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""
-        level, values = self._level, self._values
-        if level is not None and value > level.median + self._winsor_z * level.floor:
+        level, values, counts = self._level, self._values, self._counts
+        if value > self._high and level is not None:
             value = min(value, level.median + self._winsor_z * level.scale_for(count))
         if values:
             self._differences.append(abs(value - values[-1]))
         values.append(value)
-        self._counts.append(count)
-        if len(values) > self._capacity:
-            del values[0], self._counts[0], self._differences[0]
+        counts.append(count)
+        if len(counts) > self._capacity:
+            del values[0], counts[0], self._differences[0]
         self._since_refresh += 1
         if self._since_refresh >= REFRESH_POINTS or level is None:
             self._refresh()
@@ -117,13 +122,19 @@ class Baseline:
         median = median_of_sorted(sorted(values[-self._newest :]))
         self._medians.append(median)
         del self._medians[:-_KEPT_MEDIANS]
-        self._level = Level(
+        level = Level(
             median=median,
             scale=max(DIFFERENCE_TO_SD * median_of_sorted(sorted(self._differences)), self._floor),
             count=median_of_sorted(sorted(self._counts)),
             floor=self._floor,
             lowest=min(self._medians),
         )
+        self._set_level(level)
+
+    def _set_level(self, level: Level | None) -> None:
+        """Also the height that no winsorised point is below: nearly all points need no more than a look at it."""
+        self._level = level
+        self._high = math.inf if level is None else level.median + self._winsor_z * level.floor
 
     def state(self) -> dict[str, Any]:
         """Everything needed to continue, as plain values."""
@@ -153,7 +164,7 @@ class Baseline:
         baseline._values, baseline._counts = list(map(float, state["values"])), list(state["counts"])
         baseline._differences = [abs(later - earlier) for earlier, later in pairwise(baseline._values)]
         baseline._medians, baseline._since_refresh = list(map(float, state["medians"])), int(state["since_refresh"])
-        baseline._level = msgspec.convert(state["level"], Level | None)
+        baseline._set_level(msgspec.convert(state["level"], Level | None))
         return baseline
 
 

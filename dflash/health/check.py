@@ -26,6 +26,7 @@ from dflash.health.detectors.base import plain
 from dflash.health.detectors.grad_spike import composition
 from dflash.health.detectors.replay import Taken
 from dflash.health.detectors.staleness import future_finding, silent_from_s, stale_finding, staleness_summary
+from dflash.health.heap import uncollected
 from dflash.health.history import Curve, History
 from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
 from dflash.health.live import LiveSteps
@@ -86,6 +87,10 @@ class HealthChecker:
 
     def feed(self, items: Iterable[LogItem]) -> None:
         """Judge the next items of the log, in order."""
+        with uncollected():
+            self._feed(items)
+
+    def _feed(self, items: Iterable[LogItem]) -> None:
         for item in items:
             if isinstance(item, StepLine):
                 live = self._live
@@ -289,12 +294,13 @@ class HealthChecker:
 
     def _draw(self, record: StepLine) -> None:
         """Keep the points of a judged record for the curves, with the limits as they now stand."""
-        history = self._history
-        for batch in record.micro_batches:
+        history, batches = self._history, record.micro_batches
+        losses = history.loss
+        for batch in batches:
             if batch.ce_sum is not None and batch.n_tokens > 0:
-                curve = history.loss.get(batch.bucket)
+                curve = losses.get(batch.bucket)
                 if curve is None:
-                    curve = history.loss[batch.bucket] = Curve()
+                    curve = losses[batch.bucket] = Curve()
                 if curve.wants_next():
                     band = self._panel.loss.usual_and_limit(batch.bucket)
                     curve.keep(record.step, batch.ce_sum / batch.n_tokens, band=band)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash.health.heap import uncollected
 from dflash.health.lines import LogItem, LogReplaced, TornLine, decode_block
 from dflash.health.sources import LocalLog, LogSource, Piece
 
@@ -100,7 +101,8 @@ def read_new_from(source: LogSource, cursor: LogCursor, *, max_bytes: int) -> Re
             items.append(TornLine(offset=cursor.offset, length_bytes=max_bytes, reason=f"a line of over {max_bytes} bytes"))
         end, skipping = len(data), True
     elif end:
-        items += decode_block(data[start:end], offset=cursor.offset + start, origin=source.name)
+        with uncollected():
+            items += decode_block(data[start:end], offset=cursor.offset + start, origin=source.name)
         skipping = False
     consumed = data[end - TAIL_BYTES : end] if end >= TAIL_BYTES else (piece.tail + data[:end])[-TAIL_BYTES:]
     after = LogCursor(
