@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes at once; one a core, because everything in a test uses one thread.
-WORKERS ?= 2
+# Test processes at once: one more than two cores, because much of an integration test is waiting for processes.
+WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tiny models are fastest on one thread a process; telemetry stays off everywhere.

@@ -120,9 +120,11 @@ def test_a_second_run_reuses_the_data_and_gives_the_same_losses(finished: Path, 
 
     assert losses(finished) == losses(Path(again["run"])), "training is deterministic on a CPU"
     dflash("evaluate", again["run"])
-    rows = dflash("compare", str(finished), again["run"])
-    assert [row["run"] for row in rows] == ["demo-001", "demo-002"]
-    assert rows[0]["acceptance_length"] == rows[1]["acceptance_length"]
+    compared = dflash("compare", str(finished), again["run"])
+    assert compared["runs"] == ["demo-001", "demo-002"]
+    assert compared["acceptance"]["all"]["demo-001"] == compared["acceptance"]["all"]["demo-002"]
+    assert (compared["verdicts"][0]["word"], compared["settings"], compared["data"]) == ("no difference", {}, {})
+    assert (finished.parent / "comparisons/demo-001-vs-demo-002/comparison.html").stat().st_size > 10_000
 
 
 def test_a_flipped_byte_in_a_checkpoint_is_refused_by_name(finished: Path, tmp_path: Path) -> None:

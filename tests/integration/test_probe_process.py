@@ -57,6 +57,7 @@ def measured(paths: RunPaths) -> list[int]:
 
 
 def test_a_killed_supervisor_leaves_no_orphan_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))  # servers of other tests
     run = build_probe_run(tmp_path, overrides=(f"probe.niceness={NICENESS}",))
     save_drafter(run, 20)
     with subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(run.paths.root)]) as supervisor:
@@ -81,4 +82,4 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_next_one_goes_on(tmp_path:
         wait_for(ticked, "the event of the second probe")
     assert measured(run.paths) == [20, 40]
     assert logged(run.paths) == [20, 40], "what the dead supervisor had taken in is not logged again"
-    assert not psutil.Process().children(recursive=True), "the process ends with the watch"
+    assert set(psutil.Process().children(recursive=True)) <= before, "the process ends with the watch"
