@@ -48,10 +48,20 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command; overrides may also stand behind options, where argparse takes no further positional argument."""
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not (hasattr(arguments, "overrides") and all("=" in word and not word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = build_parser(words[0] if words and words[0] in ALONE else None).parse_args(argv)
+    arguments = _parsed(build_parser(words[0] if words and words[0] in ALONE else None), argv)
     configure_logging(arguments.verbose)
     try:
         code: int = arguments.run(arguments)

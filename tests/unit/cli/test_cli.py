@@ -139,3 +139,15 @@ def test_progress_rewrites_one_line_on_a_terminal_and_stays_plain_elsewhere() ->
     assert file.text.splitlines()[0] == "work: 0/100"
     assert file.text.splitlines()[-1] == "work: 100/100"
     assert len(file.text.splitlines()) == 11
+
+
+def test_overrides_may_stand_behind_options_and_nothing_else_may(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "configs/demo.yaml", "train.epochs=2", "--json", "train.epochs=3", "train.lr=-1"]) == 1
+    assert "train.lr" in capsys.readouterr().err, "the last one was read"
+    for words in (["--nonsense=1"], ["stray"]):
+        with pytest.raises(SystemExit) as refused:
+            main(["config", "check", "configs/demo.yaml", "--json", *words])
+        assert refused.value.code == 2
+        assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "runs/a", "--json", "train.lr=1"])
