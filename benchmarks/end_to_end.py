@@ -11,27 +11,21 @@ loss and acceptance length. SpecForge runs in the environment that `make bench-p
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from benchmarks.end_to_end_setup import LARGE, Setup, Size, write_large
 from benchmarks.report import ROOT, benchmark_parser, publish
+from benchmarks.system_process import ABSENT, PEERS_PYTHON, SystemProcess
 from dflash.config import load_config
 from dflash.evaluate.probe import paired_gain
 
 NAME = "end_to_end"
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-ABSENT = "not measured: run `make bench-peers` first"
 PEERS = {"specforge": "SpecForge", "specforge_0": "SpecForge_chunk_0"}
 STRETCH_STEPS, LARGE_STRETCH_STEPS = 20, 1
 FULL = Size(chats=640, steps=500, heldout=48, large_steps=8)
@@ -39,49 +33,6 @@ QUICK = Size(chats=32, steps=20, heldout=6, large_steps=2)
 
 Turns = dict[str, list[dict[str, Any]]]
 """Answers of every stretch, by system."""
-
-
-class Loop:
-    """One system's process."""
-
-    def __init__(self, system: str, work: Path) -> None:
-        python = sys.executable if system.startswith("ours") else str(PEERS_PYTHON)
-        command = [python, "-m", "benchmarks.end_to_end_worker", "--system", system, "--work", str(work)]
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._ready = False
-
-    def ask(self, request: str) -> dict[str, Any]:
-        """Send a request and wait for its answer; the first one waits until the system is built."""
-        if not self._ready:
-            self._ready = bool(self._read()["ready"])
-        assert self._process.stdin is not None
-        self._process.stdin.write(request + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
 
 def main() -> int:
@@ -102,7 +53,7 @@ def _demo(folder: Path, systems: Sequence[str], size: Size) -> dict[str, Any]:
     tokens = setup.write_work(folder / "demo.safetensors", size, seed=0)
     setup.write_work(folder / "again.safetensors", size, seed=1)
     turns = _train(systems, folder / "demo.safetensors", steps=size.steps, stretch=STRETCH_STEPS)
-    with Loop("ours", folder / "again.safetensors") as loop:
+    with _loop("ours", folder / "again.safetensors") as loop:
         again: list[float] = loop.ask(f"steps 0 {size.steps}")["losses"]
         loop.ask(f"save {folder / 'again-ours.safetensors'}")
     figures = _speed(turns, tokens, stretch=STRETCH_STEPS) | _losses(turns)
@@ -118,7 +69,7 @@ def _large(folder: Path, systems: Sequence[str], size: Size) -> dict[str, Any]:
 
 def _train(systems: Sequence[str], work: Path, *, steps: int, stretch: int) -> Turns:
     """Every stretch of every system, in turn; leaves `<system>.safetensors` beside the work."""
-    loops = {system: Loop(system, work) for system in systems}
+    loops = {system: _loop(system, work) for system in systems}
     turns: Turns = {system: [] for system in systems}
     try:
         for first in range(0, steps, stretch):
@@ -130,6 +81,10 @@ def _train(systems: Sequence[str], work: Path, *, steps: int, stretch: int) -> T
         for loop in loops.values():
             loop.__exit__(None, None, None)
     return turns
+
+
+def _loop(system: str, work: Path) -> SystemProcess:
+    return SystemProcess("benchmarks.end_to_end_worker", system, ["--work", str(work)], environment={})
 
 
 def _speed(turns: Turns, tokens: list[int], *, stretch: int) -> dict[str, Any]:

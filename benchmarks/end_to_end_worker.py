@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.step_setting import CLIP_NORM, Inputs, Setting
+from benchmarks.system_process import serve
+
+CHUNK_BLOCKS = {"specforge": 128, "specforge_0": 0}
+"""`objective_chunk_blocks` of the peer's variants."""
 
 
 class Work:
@@ -49,9 +52,8 @@ class Ours:
     """The trainer's step: labels, embedding, drafter, loss, update, metrics, log."""
 
     def __init__(self, work: Work, folder: Path) -> None:
-        from dflash.config import DrafterConfig, LossConfig, OptimizerConfig
-        from dflash.model.backends import choose_attention
-        from dflash.model.drafter import Drafter
+        from benchmarks.step_ours import our_drafter
+        from dflash.config import LossConfig, OptimizerConfig
         from dflash.model.head import FrozenHead
         from dflash.model.logit_rule import LogitRule
         from dflash.train.group import Alone
@@ -59,23 +61,8 @@ class Ours:
         from dflash.train.run_log import RunLog
         from dflash.train.step import Stepper
 
-        setting = work.setting
-        config = DrafterConfig(
-            num_hidden_layers=setting.layers,
-            hidden_size=setting.width,
-            intermediate_size=setting.intermediate,
-            num_attention_heads=setting.heads,
-            num_key_value_heads=setting.key_heads,
-            head_dim=setting.head_dim,
-            block_size=setting.block_size,
-            target_layer_ids=setting.taps,
-            rope_theta=setting.rope_theta,
-            rms_norm_eps=setting.eps,
-        )
         self._work = work
-        self.model = Drafter(config, target_hidden_size=setting.width)
-        self.model.load_state_dict(work.weights)
-        self.model.attention = choose_attention(config, wanted="auto", device=torch.device("cpu"), dtype=torch.float32).backend
+        self.model = our_drafter(work.setting, work.weights)
         self._stepper = Stepper(
             self.model,
             build_optimizer(self.model, OptimizerConfig(), lr=work.lr[0]),
@@ -166,19 +153,17 @@ class SpecForge:
 def main() -> int:
     """Serve requests until stdin ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--system", required=True, choices=["ours", "specforge", "specforge_0"])
+    parser.add_argument("--system", required=True, choices=["ours", *CHUNK_BLOCKS])
     parser.add_argument("--work", required=True, type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    out, sys.stdout = sys.stdout, sys.stderr  # what a peer prints must not look like an answer
-    work = Work(arguments.work)
-    chunks = {"specforge": 128, "specforge_0": 0}
-    ours = arguments.system == "ours"
-    system: Any = Ours(work, arguments.work.parent) if ours else SpecForge(work, chunk_blocks=chunks[arguments.system])
-    print(json.dumps({"ready": True}), file=out, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_answer(system, line.split())), file=out, flush=True)
+    serve(lambda: _build(arguments.system, arguments.work), _answer)
     return 0
+
+
+def _build(system: str, file: Path) -> Ours | SpecForge:
+    work = Work(file)
+    return Ours(work, file.parent) if system == "ours" else SpecForge(work, chunk_blocks=CHUNK_BLOCKS[system])
 
 
 def _answer(system: Any, request: list[str]) -> dict[str, Any]:

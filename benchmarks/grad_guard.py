@@ -13,13 +13,11 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.optimizers import END_STEPS, Contestant, Ground, open_ground
-from benchmarks.report import benchmark_parser, publish
+from benchmarks.optimizers import END_STEPS, Contestant, Ground, run_on_ground
 from dflash.records import GuardState
 from dflash.train.features import FeatureBatch
 from dflash.train.guard import NEW_GUARD, kind_of, norm_limit, remember
@@ -61,13 +59,7 @@ class Guarded:
 
 def main() -> int:
     """Run the benchmark; see `--help`."""
-    parser = benchmark_parser(__doc__ or "")
-    parser.add_argument("--run", type=Path, help="run folder with data and plan; the newest under runs/ if absent")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with open_ground(arguments.run) as ground:
-        publish(NAME, _figures(ground, arguments), arguments)
-    return 0
+    return run_on_ground(NAME, __doc__ or "", _figures)
 
 
 def _figures(ground: Ground, arguments: argparse.Namespace) -> dict[str, Any]:

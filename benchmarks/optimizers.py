@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,15 +164,20 @@ def open_ground(run_dir: Path | None) -> Iterator[Ground]:
         yield Ground(inputs, bench, FrozenHead(bench.target.head_weight.detach(), bench.target.logit_rule))
 
 
-def main() -> int:
-    """Run the benchmark; see `--help`."""
-    parser = benchmark_parser(__doc__ or "")
+def run_on_ground(name: str, description: str, figures: Callable[[Ground, argparse.Namespace], dict[str, Any]]) -> int:
+    """Run a benchmark that trains on a run's data, as its command line says; returns the exit code."""
+    parser = benchmark_parser(description)
     parser.add_argument("--run", type=Path, help="run folder with data and plan; the newest under runs/ if absent")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with open_ground(arguments.run) as ground:
-        publish(NAME, _figures(ground, arguments), arguments)
+        publish(name, figures(ground, arguments), arguments)
     return 0
+
+
+def main() -> int:
+    """Run the benchmark; see `--help`."""
+    return run_on_ground(NAME, __doc__ or "", _figures)
 
 
 def _figures(ground: Ground, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -15,12 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.report import ROOT, benchmark_parser, publish
 from dflash.records import RunPaths
 from dflash.storage import sha256_file
 from dflash.train.processes import recorded_processes
+from tests.support.trainer_process import log_lines
 
 NAME = "resume_exact"
 COMMON = ("data.max_bad_frac=0.5", "checkpoint.interval_steps=10", "tracking.enabled=false", "train.max_restarts=20")
@@ -39,7 +38,7 @@ def main() -> int:
         first, second = _losses(quiet), _losses(killed)
         weights = [sha256_file(paths.checkpoint(steps) / "drafter.safetensors") for paths in (quiet, killed)]
         moments = [sha256_file(paths.checkpoint(steps) / "optimizer.safetensors") for paths in (quiet, killed)]
-        segments = 1 + max(line["segment"] for line in _lines(killed))
+        segments = 1 + max(line["segment"] for line in log_lines(killed))
     figures: dict[str, Any] = {
         "steps": steps,
         "kills": kills,
@@ -80,22 +79,10 @@ def _kill_trainer(paths: RunPaths) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _lines(paths: RunPaths) -> list[dict[str, Any]]:
-    if not paths.log.exists():
-        return []
-    lines = []
-    for line in paths.log.read_bytes().split(b"\n"):
-        try:
-            lines.append(msgspec.json.decode(line))
-        except msgspec.DecodeError:
-            continue  # a killed writer leaves one torn line, an empty one ends the file
-    return lines
-
-
 def _losses(paths: RunPaths) -> dict[int, float | None]:
     """Loss of every live record: a later segment replaces what it trains again."""
     losses: dict[int, float | None] = {}
-    for line in _lines(paths):
+    for line in log_lines(paths):
         if line["kind"] == "step":
             losses = {step: loss for step, loss in losses.items() if step < line["step"]}
             losses[line["step"]] = line["ce"]

@@ -1,4 +1,4 @@
-"""Our training step for `train_step.py`: its own anchors, labels, drafter, loss and optimizer."""
+"""Our training step for `train_step.py`: its own anchors, labels, drafter, loss and optimizer; `end_to_end.py` uses the drafter."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from dflash.model.loss import LossSums, block_loss
 from dflash.train.optimizer import build_optimizer
 
 
+def our_drafter(setting: Setting, weights: dict[str, Tensor]) -> Drafter:
+    """Our drafter of a setting's shape with the given weights, and the attention that we choose on a CPU."""
+    config = DrafterConfig(
+        num_hidden_layers=setting.layers,
+        hidden_size=setting.width,
+        intermediate_size=setting.intermediate,
+        num_attention_heads=setting.heads,
+        num_key_value_heads=setting.key_heads,
+        head_dim=setting.head_dim,
+        block_size=setting.block_size,
+        target_layer_ids=setting.taps,
+        rope_theta=setting.rope_theta,
+        rms_norm_eps=setting.eps,
+    )
+    drafter = Drafter(config, target_hidden_size=setting.width)
+    drafter.load_state_dict(weights)
+    drafter.attention = choose_attention(config, wanted="auto", device=torch.device("cpu"), dtype=torch.float32).backend
+    return drafter
+
+
 class OurStep:
     """One step: draw, embed, forward, loss, backward, clip, update."""
 
     def __init__(self, setting: Setting, inputs: Inputs) -> None:
         self._setting, self._inputs = setting, inputs
-        config = DrafterConfig(
-            num_hidden_layers=setting.layers,
-            hidden_size=setting.width,
-            intermediate_size=setting.intermediate,
-            num_attention_heads=setting.heads,
-            num_key_value_heads=setting.key_heads,
-            head_dim=setting.head_dim,
-            block_size=setting.block_size,
-            target_layer_ids=setting.taps,
-            rope_theta=setting.rope_theta,
-            rms_norm_eps=setting.eps,
-        )
-        self.model = Drafter(config, target_hidden_size=setting.width)
-        self.model.load_state_dict(inputs.weights)
-        self.model.attention = choose_attention(config, wanted="auto", device=torch.device("cpu"), dtype=torch.float32).backend
+        self.model = our_drafter(setting, inputs.weights)
         self._optimizer = build_optimizer(self.model, OptimizerConfig(), lr=LR)
         self._loss = LossConfig(objective="decay", gamma=GAMMA)
         self._rule = AnchorConfig(per_supervised_token=1.0, max_per_sequence=setting.anchors, max_per_batch=10**6)

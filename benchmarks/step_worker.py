@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.step_setting import SETTINGS, Setting, make_inputs
+from benchmarks.system_process import serve
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -33,11 +32,7 @@ def main() -> int:
     parser.add_argument("--setting", required=True, choices=sorted(SETTINGS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    out, sys.stdout = sys.stdout, sys.stderr  # what a peer prints must not look like an answer
-    system = build(arguments.system, SETTINGS[arguments.setting])
-    print(json.dumps({"ready": True}), file=out, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_answer(system, line.split())), file=out, flush=True)
+    serve(lambda: build(arguments.system, SETTINGS[arguments.setting]), _answer)
     return 0
 
 

@@ -12,24 +12,20 @@ their rows say so. Memory is what a step needs above weights, gradients and opti
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from benchmarks.report import ROOT, benchmark_parser, publish
 from benchmarks.step_setting import SETTINGS, Setting, draw_anchors
+from benchmarks.system_process import ABSENT, PEERS_PYTHON, SystemProcess
 
 NAME = "train_step"
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 PEERS = {
     "specforge": "SpecForge",
     "specforge_0": "SpecForge_chunk_0",
@@ -38,51 +34,8 @@ PEERS = {
 }
 LABELS = {"ours": "ours", **PEERS}
 QUICK_ROUNDS = 2
-ABSENT = "not measured: run `make bench-peers` first"
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-
-
-class Worker:
-    """One system's process."""
-
-    def __init__(self, system: str, setting: str, *, returned_at_once: bool) -> None:
-        python = sys.executable if system == "ours" else str(PEERS_PYTHON)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | (ALLOCATOR if returned_at_once else {})
-        self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.step_worker", "--system", system, "--setting", setting],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._is_ready = False
-
-    def ask(self, request: str) -> dict[str, Any]:
-        """Send a request and wait for its answer; the first one waits until the system is built."""
-        if not self._is_ready:
-            self._is_ready = bool(self._read()["ready"])
-        assert self._process.stdin is not None
-        self._process.stdin.write(request + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+"""Environment in which freed memory returns to the kernel at once."""
 
 
 def main() -> int:
@@ -116,7 +69,7 @@ def _stored() -> dict[str, Any]:
 
 def _time_figures(name: str, systems: list[str], rounds: int) -> dict[str, Any]:
     setting = SETTINGS[name]
-    workers = {system: Worker(system, name, returned_at_once=False) for system in systems}
+    workers = {system: _worker(system, name, environment={}) for system in systems}
     peak = []
     try:
         agreement = _agreement(workers)
@@ -133,17 +86,21 @@ def _time_figures(name: str, systems: list[str], rounds: int) -> dict[str, Any]:
     return _figures(setting, seconds, agreement, statistics.median(peak))
 
 
+def _worker(system: str, setting: str, *, environment: dict[str, str]) -> SystemProcess:
+    return SystemProcess("benchmarks.step_worker", system, ["--setting", setting], environment=environment)
+
+
 def _memory_figures(name: str, systems: list[str]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for system in systems:
         for key, at_once in (("mb", True), ("resident_mb", False)):
-            with Worker(system, name, returned_at_once=at_once) as worker:
+            with _worker(system, name, environment=ALLOCATOR if at_once else {}) as worker:
                 peak = worker.ask("peak")["peak_bytes"]
             found[f"{LABELS[system]}.{key}"] = None if peak is None else round(peak / 1e6)
     return found
 
 
-def _agreement(workers: dict[str, Worker]) -> dict[str, dict[str, float]]:
+def _agreement(workers: dict[str, SystemProcess]) -> dict[str, dict[str, float]]:
     """Relative distance of every peer's loss and gradient from ours, on the same anchors."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:

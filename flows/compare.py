@@ -7,21 +7,13 @@ import sys
 
 from prefect import flow
 
-from flows.parameters import RunPaths, flow_run_name
-from tasks.code_version import code_version
+from flows.parameters import RunPaths
+from flows.settings import flow_settings
 from tasks.compare_runs import compare_runs
 from tasks.local import run_program
-from tasks.policies import show_library_log
 
 
-@flow(
-    name="compare",
-    version=code_version(),
-    flow_run_name=flow_run_name,
-    retries=0,
-    persist_result=False,
-    on_running=[show_library_log],
-)
+@flow(name="compare", **flow_settings())
 def compare(run_dirs: RunPaths) -> str:
     """Compare trained runs: verdict with its statistic, curves by tokens seen, acceptance, differences, segments.
 

@@ -8,21 +8,13 @@ import sys
 from prefect import flow
 
 from dflash.records import EvaluationResult
-from flows.parameters import RunPath, flow_run_name
-from tasks.code_version import code_version
+from flows.parameters import RunPath
+from flows.settings import flow_settings
 from tasks.evaluate_drafter import evaluate_drafter
 from tasks.local import run_program
-from tasks.policies import show_library_log
 
 
-@flow(
-    name="evaluate",
-    version=code_version(),
-    flow_run_name=flow_run_name,
-    retries=0,
-    persist_result=False,
-    on_running=[show_library_log],
-)
+@flow(name="evaluate", **flow_settings())
 def evaluate(run_dir: RunPath) -> list[EvaluationResult]:
     """Measure acceptance and speed-up of a run's untrained and newest drafter, lossless.
 

@@ -10,21 +10,13 @@ import sys
 from prefect import flow
 
 from dflash.records import HealthReport
-from flows.parameters import ConfigPath, Overrides, RunFolder, check, command_line, flow_run_name
+from flows.parameters import ConfigPath, Overrides, RunFolder, check, command_line
+from flows.settings import flow_settings
 from tasks.check_health import check_health, find_live_runs, require_healthy, revive_runs
-from tasks.code_version import code_version
 from tasks.local import run_program
-from tasks.policies import show_library_log
 
 
-@flow(
-    name="health-check",
-    version=code_version(),
-    flow_run_name=flow_run_name,
-    retries=0,
-    persist_result=False,
-    on_running=[show_library_log],
-)
+@flow(name="health-check", **flow_settings())
 def health_check(
     config: ConfigPath, overrides: Overrides | None = None, run: RunFolder | None = None, act: bool = True
 ) -> list[HealthReport]:

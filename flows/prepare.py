@@ -6,24 +6,16 @@ import sys
 
 from prefect import flow
 
-from flows.parameters import ConfigPath, Overrides, RunName, check, command_line, flow_run_name
+from flows.parameters import ConfigPath, Overrides, RunName, check, command_line
+from flows.settings import flow_settings
 from tasks.attempt import working_on
-from tasks.code_version import code_version
 from tasks.local import run_program
 from tasks.open_run import begin_run
 from tasks.plan_batches import plan_batches
-from tasks.policies import show_library_log
 from tasks.prepare_data import prepare_data
 
 
-@flow(
-    name="prepare-data",
-    version=code_version(),
-    flow_run_name=flow_run_name,
-    retries=0,
-    persist_result=False,
-    on_running=[show_library_log],
-)
+@flow(name="prepare-data", **flow_settings())
 def prepare(config: ConfigPath, overrides: Overrides | None = None, run_name: RunName | None = None) -> str:
     """Build the data set and the batch plan of a run; training continues in the same folder. Returns the folder.
 

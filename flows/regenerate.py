@@ -8,23 +8,15 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from flows.parameters import ConfigPath, Overrides, check, command_line, flow_run_name
-from tasks.code_version import code_version
+from flows.parameters import ConfigPath, Overrides, check, command_line
+from flows.settings import flow_settings
 from tasks.local import run_program
-from tasks.policies import show_library_log
 from tasks.regenerate_answers import regenerate_answers
 
 OutputFile = Annotated[str, Field(pattern=r"\.jsonl(\.gz)?$", description="Conversation file to write, local or `s3://`.")]
 
 
-@flow(
-    name="regenerate",
-    version=code_version(),
-    flow_run_name=flow_run_name,
-    retries=0,
-    persist_result=False,
-    on_running=[show_library_log],
-)
+@flow(name="regenerate", **flow_settings())
 def regenerate(config: ConfigPath, overrides: Overrides | None = None, output: OutputFile | None = None) -> str:
     """Let the target (in process, or at a server) answer every prompt of a corpus. Returns the conversation file.
 

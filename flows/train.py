@@ -11,31 +11,22 @@ import sys
 from prefect import flow
 
 from dflash.records import RunSummary
-from flows.parameters import ConfigPath, Overrides, RunName, check, command_line, flow_run_name
+from flows.parameters import ConfigPath, Overrides, RunName, check, command_line
+from flows.settings import flow_settings
 from tasks.attempt import working_on
 from tasks.check_health import check_health, require_healthy
-from tasks.code_version import code_version
 from tasks.evaluate_drafter import evaluate_drafter
 from tasks.local import run_program
 from tasks.open_run import begin_run
 from tasks.own_state import stay_cancelled
 from tasks.plan_batches import plan_batches
-from tasks.policies import show_library_log
 from tasks.prepare_data import prepare_data
 from tasks.run_doctor import run_doctor
 from tasks.summarise_run import closing_table, summarise_run
 from tasks.train_drafter import train_drafter
 
 
-@flow(
-    name="train",
-    version=code_version(),
-    flow_run_name=flow_run_name,
-    retries=0,
-    persist_result=False,
-    on_running=[show_library_log],
-    on_failure=[stay_cancelled],
-)
+@flow(name="train", **flow_settings(), on_failure=[stay_cancelled])
 def train(config: ConfigPath, overrides: Overrides | None = None, run_name: RunName | None = None) -> RunSummary:
     """Examine, prepare data, plan batches, train a drafter, evaluate it before and after, judge the run, sum it up.
 

@@ -19,12 +19,13 @@ from dflash.config import reference_markdown
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dflash", "tasks", "flows", "prefect_dflash")
 
-BASE = {"errors", "records", "config"}
+BASE = {"errors", "lazy", "records", "config"}
 LOW = BASE | {"storage", "tracking", "rollback"}
 SIBLINGS = LOW | {"data", "model", "checkpoint", "health"}
 MIDDLE = SIBLINGS | {"evaluate", "train"}
 MAY_IMPORT = {
     "errors": set(),
+    "lazy": set(),
     "records": {"errors"},
     "config": {"errors"},
     "storage": BASE,

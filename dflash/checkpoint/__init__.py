@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash.checkpoint.best import best_checkpoint
 from dflash.checkpoint.choose import newest_durable, saved_states
@@ -15,6 +14,7 @@ from dflash.checkpoint.pointers import point_to, read_pointer, remove_pointer
 from dflash.checkpoint.probes import ProbeView, ProbeWriter, hold_probes, outcomes, probe_is_due, probe_view, read_probes, tries
 from dflash.checkpoint.remove import remove_aside, remove_checkpoint, remove_leftovers, set_aside
 from dflash.checkpoint.retention import checkpoints_to_delete
+from dflash.lazy import import_on_use
 
 if TYPE_CHECKING:
     from dflash.checkpoint.save import CheckpointContent, RunIdentity, save_checkpoint
@@ -92,11 +92,4 @@ __all__ = [
     "why_states",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what a name stands for when it is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = import_on_use(__name__, _HOMES)

@@ -17,8 +17,6 @@ from safetensors import SafetensorError, safe_open
 
 from dflash.errors import CheckpointError
 
-SUFFIX = ".safetensors"
-
 
 @dataclass(frozen=True, slots=True)
 class TensorScan:

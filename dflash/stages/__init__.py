@@ -5,8 +5,9 @@ Each is imported when it is first used: the health check starts every few minute
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dflash.lazy import import_on_use
 
 if TYPE_CHECKING:
     from dflash.stages.compare import CompareStage, compare_stage
@@ -116,11 +117,4 @@ __all__ = [
     "view_plan",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what a name stands for when it is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = import_on_use(__name__, _HOMES)

@@ -12,7 +12,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from dflash.errors import DataError
 from dflash.records import RunPaths, from_json, to_json
@@ -30,6 +31,8 @@ DIED = "died"
 """How a flow run ended that could not say it."""
 
 FINISHED = "finished"
+
+_NoteT = TypeVar("_NoteT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +102,12 @@ def attempts(paths: RunPaths) -> list[Attempt]:
 
 def read_attempt(paths: RunPaths, flow_run: str) -> Attempt | None:
     """The note of one flow run; None if there is none."""
-    file = paths.attempts_dir / f"{flow_run}.json"
-    try:
-        return from_json(Attempt, file.read_bytes(), origin=str(file))
-    except (FileNotFoundError, DataError):
-        return None
+    return _read(Attempt, paths.attempts_dir / f"{flow_run}.json")
 
 
 def end_of(paths: RunPaths, flow_run: str) -> AttemptEnd | None:
     """How a flow run ended; None if it did not say."""
-    file = paths.attempts_dir / f"{flow_run}{_END_SUFFIX}"
-    try:
-        return from_json(AttemptEnd, file.read_bytes(), origin=str(file))
-    except (FileNotFoundError, DataError):
-        return None
+    return _read(AttemptEnd, paths.attempts_dir / f"{flow_run}{_END_SUFFIX}")
 
 
 def deaths(paths: RunPaths) -> list[int]:
@@ -170,6 +165,14 @@ def _note(
     paths.attempts_dir.mkdir(parents=True, exist_ok=True)
     atomic_write_text(paths.attempts_dir / f"{flow_run}.json", to_json(attempt, indent=2))
     return attempt
+
+
+def _read(kind: type[_NoteT], file: Path) -> _NoteT | None:
+    """The note in a file; None if there is none, or none that can be read."""
+    try:
+        return from_json(kind, file.read_bytes(), origin=str(file))
+    except (FileNotFoundError, DataError):
+        return None
 
 
 def _now() -> str:

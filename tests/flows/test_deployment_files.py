@@ -68,9 +68,14 @@ def test_the_health_check_is_scheduled_acts_and_has_workers_of_its_own(name: str
 
 
 def test_every_deployed_flow_carries_the_version_of_the_code() -> None:
-    flows = {flow_of(deployment).name: flow_of(deployment).version for deployment in DEPLOYMENTS}
-    assert {version for name, version in flows.items() if name != "compare"} == {code_version()}
+    assert {flow_of(deployment).version for deployment in DEPLOYMENTS} == {code_version()}
     assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", code_version())
+
+
+def test_a_hook_added_to_one_flow_is_not_another_s() -> None:
+    hooks = {flow.name: flow.on_running_hooks for flow in map(flow_of, DEPLOYMENTS)}
+    assert all([hook.__name__ for hook in own] == ["show_library_log"] for own in hooks.values())
+    assert len({id(own) for own in hooks.values()}) == len(hooks) > 2
 
 
 def test_a_changed_source_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

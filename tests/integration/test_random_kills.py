@@ -12,18 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_run import TinyRun, build_tiny_run
-from tests.support.trainer_process import (
-    KillAt,
-    end_of,
-    final_hashes,
-    live_steps,
-    log_lines,
-    numbers_of,
-    start_trainer,
-    train_to_end,
-    wait_until,
-)
+from tests.support.same_training import assert_same_training, new_run, trained_run
+from tests.support.tiny_run import TinyRun
+from tests.support.trainer_process import KillAt, end_of, live_steps, log_lines, start_trainer, train_to_end, wait_until
 
 OVERRIDES = ("train.accumulation_steps=2", "train.epochs=14", "checkpoint.interval_steps=3")
 OPERATIONS = ("prepare", "drafter", "optimizer", "state", "manifest", "clear", "rename", "sync folder", "pointer")
@@ -38,9 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> TinyRun:
-    run = build_tiny_run(root, samples=40, overrides=OVERRIDES)
-    train_to_end(run)
-    return run
+    return trained_run(root, *OVERRIDES)
 
 
 def last_step(run: TinyRun) -> int:
@@ -62,11 +51,9 @@ def kill_somewhere(run: TinyRun, draw: random.Random) -> bool:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_run_killed_at_random_points_ends_like_one_left_alone(root: Path, reference: TinyRun, seed: int) -> None:
     draw = random.Random(seed)
-    run = build_tiny_run(root, samples=40, overrides=OVERRIDES)
+    run = new_run(root, *OVERRIDES)
     kills = sum(kill_somewhere(run, draw) for _ in range(KILLS_PER_RUN))
     assert kills >= KILLS_PER_RUN - 1, "the run is long enough to be killed that often"
     train_to_end(run)
-    steps = len(live_steps(reference.paths))
-    assert numbers_of(run.paths) == numbers_of(reference.paths)
-    assert final_hashes(run.paths, steps) == final_hashes(reference.paths, steps)
-    assert list(live_steps(run.paths)) == list(range(steps)), "no record is lost and none is there twice"
+    assert_same_training(run, reference)
+    assert list(live_steps(run.paths)) == list(range(len(live_steps(reference.paths)))), "no record is lost and none is there twice"

@@ -17,23 +17,13 @@ from dflash.errors import EXIT_INTERRUPTED, EXIT_NONFINITE, NonFiniteLimitError,
 from dflash.train.changes import accept_changes
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.runs import prepare_run, read_data_pointer
-from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config
-from tests.support.trainer_process import (
-    KillAt,
-    end_of,
-    final_hashes,
-    live_steps,
-    log_lines,
-    numbers_of,
-    start_ranks,
-    train_to_end,
-    wait_until,
-)
+from tests.support.same_training import assert_close_steps, assert_same_training, new_run, trained_by_ranks, trained_run
+from tests.support.tiny_run import TinyRun, rewrite_config
+from tests.support.trainer_process import KillAt, end_of, live_steps, log_lines, start_ranks, train_ranks_to_end, wait_until_logged
 
 COMMON = ("train.epochs=6", "train.lr=0.003", "checkpoint.interval_steps=3")
 TWO = (*COMMON, "cluster.replicas=2", "train.accumulation_steps=2")
 ONE = (*COMMON, "train.accumulation_steps=4")
-SAMPLES = 40
 
 
 @pytest.fixture(scope="module")
@@ -41,36 +31,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("replicas")
 
 
-def new_run(root: Path, *overrides: str) -> TinyRun:
-    return build_tiny_run(root, samples=SAMPLES, overrides=overrides)
-
-
-def train_together(run: TinyRun) -> None:
-    codes = [end_of(process) for process in start_ranks(run)]
-    assert codes == [0] * run.config.cluster.replicas, run.paths.trainer_output.read_text()
-
-
 @pytest.fixture(scope="module")
 def two(root: Path) -> TinyRun:
-    run = new_run(root, *TWO)
-    train_together(run)
-    return run
+    return trained_by_ranks(root, *TWO)
 
 
 def assert_close(found: TinyRun, wanted: TinyRun, *, tolerance: float) -> None:
+    fields = ("ce", "objective", "grad_norm", "accuracy", "accepted_length", "coverage_frac", "lr")
+    assert_close_steps(found, wanted, fields=fields, tolerance=tolerance)
     ours, theirs = live_steps(found.paths), live_steps(wanted.paths)
-    assert list(ours) == list(theirs)
     for step, record in ours.items():
-        for field in ("ce", "objective", "grad_norm", "accuracy", "accepted_length", "coverage_frac", "lr"):
-            assert record[field] == pytest.approx(theirs[step][field], rel=tolerance, abs=tolerance), (step, field)
         batches, others = record["micro_batches"], theirs[step]["micro_batches"]
         assert [item["batch_id"] for item in batches] == [item["batch_id"] for item in others]
         assert [item["n_tokens"] for item in batches] == [item["n_tokens"] for item in others]
 
 
 def test_two_replicas_train_as_one_with_the_same_global_batch(root: Path, two: TinyRun) -> None:
-    one = new_run(root, *ONE)
-    train_to_end(one)
+    one = trained_run(root, *ONE)
     assert len(live_steps(one.paths)) > 15
     assert_close(two, one, tolerance=1e-6)
 
@@ -78,11 +55,10 @@ def test_two_replicas_train_as_one_with_the_same_global_batch(root: Path, two: T
 @pytest.mark.full
 def test_three_replicas_without_an_equal_share_of_the_last_step_train_as_one(root: Path) -> None:
     three = new_run(root, *COMMON, "train.epochs=5", "cluster.replicas=3", "train.accumulation_steps=1")
-    one = new_run(root, *COMMON, "train.epochs=5", "train.accumulation_steps=3")
-    train_to_end(one)
+    one = trained_run(root, *COMMON, "train.epochs=5", "train.accumulation_steps=3")
     last = live_steps(one.paths)[max(live_steps(one.paths))]
     assert len(last["micro_batches"]) < 3, "the last step shall leave a rank without a batch"
-    train_together(three)
+    train_ranks_to_end(three)
     assert_close(three, one, tolerance=1e-6)
 
 
@@ -119,37 +95,31 @@ def test_a_killed_rank_ends_the_others_and_the_resumed_run_is_exact(root: Path, 
     assert codes[rank] == -signal.SIGKILL
     assert codes[1 - rank] not in (0, -signal.SIGKILL), "the other rank must notice by itself"
     assert read_exit(run.paths, segment=0) is None, "a lost rank is a crash, which the supervisor may mend"
-    train_together(run)
-    assert_same(run, two)
-
-
-def assert_same(run: TinyRun, wanted: TinyRun) -> None:
-    steps = len(live_steps(wanted.paths))
-    assert numbers_of(run.paths) == numbers_of(wanted.paths)
-    assert final_hashes(run.paths, steps) == final_hashes(wanted.paths, steps)
+    train_ranks_to_end(run)
+    assert_same_training(run, two)
 
 
 def test_a_rank_killed_between_steps_ends_the_others_and_the_resumed_run_is_exact(root: Path, two: TinyRun) -> None:
     run = new_run(root, *TWO)
     processes = start_ranks(run)
-    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 7 for line in log_lines(run.paths)), process=processes[0])
+    wait_until_logged(run, 7, process=processes[0])
     os.kill(processes[1].pid or 0, signal.SIGKILL)
     assert end_of(processes[1]) == -signal.SIGKILL
     assert end_of(processes[0]) not in (0, -signal.SIGKILL)
-    train_together(run)
-    assert_same(run, two)
+    train_ranks_to_end(run)
+    assert_same_training(run, two)
 
 
 def test_a_stop_of_one_rank_stops_all_after_the_same_step_with_the_state_saved(root: Path, two: TinyRun) -> None:
     run = new_run(root, *TWO)
     processes = start_ranks(run)
-    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 4 for line in log_lines(run.paths)), process=processes[0])
+    wait_until_logged(run, 4, process=processes[0])
     os.kill(processes[1].pid or 0, signal.SIGTERM)
     assert [end_of(process) for process in processes] == [EXIT_INTERRUPTED] * 2
     stopped = next(line["step"] for line in log_lines(run.paths) if line.get("event") == "stop_requested")
     assert max(list_checkpoints(run.paths.checkpoints_dir)) == stopped == max(live_steps(run.paths)) + 1
-    train_together(run)
-    assert_same(run, two)
+    train_ranks_to_end(run)
+    assert_same_training(run, two)
 
 
 def test_another_number_of_targets_gives_the_same_training(root: Path, two: TinyRun) -> None:
@@ -157,8 +127,8 @@ def test_another_number_of_targets_gives_the_same_training(root: Path, two: Tiny
     for process in start_ranks(run, kill_at=KillAt("manifest", 3)):
         assert end_of(process) != 0
     changed = rewrite_config(run, overrides=["cluster.targets_per_replica=2", "train.queues.feature_bytes=1"])
-    train_together(changed)
-    assert_same(changed, two)
+    train_ranks_to_end(changed)
+    assert_same_training(changed, two)
     assert {len(record["target_depths"]) for record in live_steps(run.paths).values()} == {2, 4}
 
 
@@ -183,7 +153,7 @@ def test_a_run_goes_on_with_other_replicas_once_that_is_accepted_and_consumes_ev
         assert end_of(process) != 0
     changed = parse_config(dump_config(run.config), origin="test", overrides=[f"cluster.replicas={replicas}"])
     assert accept_changes(changed, run.paths) == (f"cluster.replicas: 2 -> {replicas}",)
-    train_together(TinyRun(config=changed, paths=run.paths, data_dir=run.data_dir))
+    train_ranks_to_end(TinyRun(config=changed, paths=run.paths, data_dir=run.data_dir))
     steps = live_steps(run.paths)
     batches = [item for record in steps.values() for item in record["micro_batches"]]
     assert [item["batch_id"] for item in batches] == list(range(len(batches)))
@@ -220,7 +190,7 @@ def test_the_last_state_counts_the_steps_of_all_ranks(two: TinyRun) -> None:
 def test_a_rank_that_stalls_is_given_up_after_the_timeout(root: Path) -> None:
     run = new_run(root, *TWO, "train.epochs=2000", "cluster.collective_timeout_s=15")
     processes = start_ranks(run)
-    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 3 for line in log_lines(run.paths)), process=processes[0])
+    wait_until_logged(run, 3, process=processes[0])
     os.kill(processes[1].pid or 0, signal.SIGSTOP)
     try:
         assert end_of(processes[0]) not in (0, -signal.SIGKILL)

@@ -30,8 +30,9 @@ from dflash.train.progress import read_progress
 from dflash.train.restarts import StallWatch
 from dflash.train.runs import run_is_live
 from dflash.train.supervisor import TrainOutcome, supervise
+from tests.support.same_training import assert_same_training
 from tests.support.tiny_run import TinyRun, build_tiny_run
-from tests.support.trainer_process import end_of, final_hashes, live_steps, log_lines, numbers_of, start_trainer, train_to_end
+from tests.support.trainer_process import end_of, live_steps, log_lines, start_trainer, train_to_end
 
 SUPERVISOR = """
 import sys
@@ -76,12 +77,6 @@ def last_step(paths: RunPaths) -> int:
 
 def pid_of(paths: RunPaths, role: str) -> int:
     return next(process.pid for process in recorded_processes(paths) if process.role == role)
-
-
-def assert_same_training(run: TinyRun, reference: TinyRun) -> None:
-    steps = len(live_steps(reference.paths))
-    assert numbers_of(run.paths) == numbers_of(reference.paths)
-    assert final_hashes(run.paths, steps) == final_hashes(reference.paths, steps)
 
 
 def test_a_supervised_run_finishes_and_leaves_a_complete_folder(root: Path, reference: TinyRun) -> None:

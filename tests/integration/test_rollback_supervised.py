@@ -15,8 +15,9 @@ from dflash.records import ControlRequest, LrOverlay, RollbackEntry, RollbackPla
 from dflash.train.processes import recorded_processes
 from dflash.train.schedule import lr_at
 from dflash.train.supervisor import TrainOutcome, supervise
+from tests.support.same_training import assert_same_training
 from tests.support.tiny_run import TinyRun, build_tiny_run
-from tests.support.trainer_process import final_hashes, live_steps, log_lines, numbers_of, train_to_end
+from tests.support.trainer_process import live_steps, log_lines, train_to_end
 
 LONG = ("train.epochs=60", "checkpoint.interval_steps=10", "train.accumulation_steps=2")
 
@@ -72,9 +73,7 @@ def test_going_back_without_a_skip_ends_with_the_same_weights(root: Path, refere
     outcome = watch(run, asker)
     assert asker.asked
     assert (outcome.rollbacks, outcome.restarts) == (1, 0)
-    steps = len(live_steps(reference.paths))
-    assert numbers_of(run.paths) == numbers_of(reference.paths)
-    assert final_hashes(run.paths, steps) == final_hashes(reference.paths, steps)
+    assert_same_training(run, reference)
     segments = {record["segment"] for record in live_steps(run.paths).values()}
     assert segments == {0, 1}
     assert (run.paths.requests_dir / "segment-0.ack.json").is_file()

@@ -17,8 +17,9 @@ import pytest
 from dflash.records import RunPaths
 from dflash.train.processes import recorded_processes
 from dflash.train.supervisor import TrainOutcome, supervise
+from tests.support.same_training import assert_same_training
 from tests.support.tiny_run import TinyRun, build_tiny_run
-from tests.support.trainer_process import end_of, final_hashes, live_steps, log_lines, numbers_of, start_ranks
+from tests.support.trainer_process import end_of, log_lines, start_ranks
 
 COMMON = ("checkpoint.interval_steps=10", "train.accumulation_steps=1", "cluster.replicas=2", "train.restart_wait_s=0.1")
 LONG = (*COMMON, "train.epochs=60")
@@ -45,12 +46,6 @@ def reference(root: Path) -> TinyRun:
     run = build_tiny_run(root, overrides=LONG)
     assert [end_of(process) for process in start_ranks(run)] == [0, 0]
     return run
-
-
-def assert_same_training(run: TinyRun, reference: TinyRun) -> None:
-    steps = len(live_steps(reference.paths))
-    assert numbers_of(run.paths) == numbers_of(reference.paths)
-    assert final_hashes(run.paths, steps) == final_hashes(reference.paths, steps)
 
 
 def watch(run: TinyRun, on_tick: Callable[[], None]) -> TrainOutcome:

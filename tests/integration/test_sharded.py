@@ -12,19 +12,10 @@ from dflash.checkpoint import list_checkpoints, load_checkpoint
 from dflash.errors import EXIT_INTERRUPTED, EXIT_NONFINITE
 from dflash.model.drafter import Drafter
 from dflash.train.runs import training_hash
-from tests.support.tiny_run import TinyRun, build_tiny_run, rewrite_config
-from tests.support.trainer_process import (
-    KillAt,
-    end_of,
-    final_hashes,
-    live_steps,
-    log_lines,
-    numbers_of,
-    start_ranks,
-    wait_until,
-)
+from tests.support.same_training import assert_close_steps, assert_same_numbers, assert_same_training, new_run, trained_by_ranks
+from tests.support.tiny_run import TinyRun, rewrite_config
+from tests.support.trainer_process import KillAt, end_of, live_steps, log_lines, start_ranks, train_ranks_to_end, wait_until_logged
 
-SAMPLES = 40
 # One micro-batch a rank and step: the last step of the plan leaves a rank without one.
 TWO = (
     "train.epochs=5", "train.lr=0.003", "checkpoint.interval_steps=3", "cluster.replicas=2", "drafter.num_hidden_layers=2",
@@ -37,36 +28,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sharded")
 
 
-def new_run(root: Path, *overrides: str) -> TinyRun:
-    return build_tiny_run(root, samples=SAMPLES, overrides=overrides)
-
-
-def train_together(run: TinyRun) -> None:
-    codes = [end_of(process) for process in start_ranks(run)]
-    assert codes == [0] * run.config.cluster.replicas, run.paths.trainer_output.read_text()
-
-
 @pytest.fixture(scope="module")
 def sharded(root: Path) -> TinyRun:
-    run = new_run(root, *SHARDED)
-    train_together(run)
-    return run
+    return trained_by_ranks(root, *SHARDED)
 
 
 @pytest.fixture(scope="module")
 def replicated(root: Path) -> TinyRun:
-    run = new_run(root, *TWO)
-    train_together(run)
-    return run
+    return trained_by_ranks(root, *TWO)
 
 
 def assert_close(found: TinyRun, wanted: TinyRun, *, tolerance: float) -> None:
-    ours, theirs = live_steps(found.paths), live_steps(wanted.paths)
-    assert list(ours) == list(theirs)
-    for step, record in ours.items():
-        for field in ("ce", "objective", "grad_norm", "clip_coef", "accuracy", "lr"):
-            assert record[field] == pytest.approx(theirs[step][field], rel=tolerance, abs=tolerance), (step, field)
-    last = len(theirs)
+    fields = ("ce", "objective", "grad_norm", "clip_coef", "accuracy", "lr")
+    assert_close_steps(found, wanted, fields=fields, tolerance=tolerance)
+    last = len(live_steps(wanted.paths))
     for name in ("drafter.safetensors", "optimizer.safetensors"):
         one, other = (load_file(run.paths.checkpoint(last) / name) for run in (found, wanted))
         assert {key: (value.shape, value.dtype) for key, value in one.items()} == {
@@ -100,10 +75,8 @@ def test_a_killed_sharded_run_resumes_exactly(root: Path, sharded: TinyRun) -> N
     run = new_run(root, *SHARDED)
     codes = [end_of(process) for process in start_ranks(run, kill_at=KillAt("manifest", 3))]
     assert codes[0] < 0 != codes[1]
-    train_together(run)
-    steps = len(live_steps(sharded.paths))
-    assert numbers_of(run.paths) == numbers_of(sharded.paths)
-    assert final_hashes(run.paths, steps) == final_hashes(sharded.paths, steps)
+    train_ranks_to_end(run)
+    assert_same_training(run, sharded)
 
 
 @pytest.mark.parametrize(("before", "after"), [("true", "false"), pytest.param("false", "true", marks=pytest.mark.full)])
@@ -112,7 +85,7 @@ def test_a_run_goes_on_from_the_other_kinds_checkpoint(root: Path, replicated: T
     for process in start_ranks(run, kill_at=KillAt("manifest", 3)):
         assert end_of(process) != 0
     changed = rewrite_config(run, overrides=[f"cluster.shard={after}"])
-    train_together(changed)
+    train_ranks_to_end(changed)
     assert_close(changed, replicated, tolerance=2e-5)
 
 
@@ -120,12 +93,12 @@ def test_a_run_goes_on_from_the_other_kinds_checkpoint(root: Path, replicated: T
 def test_a_stopped_sharded_run_saves_what_all_ranks_hold(root: Path, sharded: TinyRun) -> None:
     run = new_run(root, *SHARDED)
     processes = start_ranks(run)
-    wait_until(lambda: any(line["kind"] == "step" and line["step"] == 4 for line in log_lines(run.paths)), process=processes[0])
+    wait_until_logged(run, 4, process=processes[0])
     processes[1].terminate()
     assert [end_of(process) for process in processes] == [EXIT_INTERRUPTED] * 2
     assert max(list_checkpoints(run.paths.checkpoints_dir)) == max(live_steps(run.paths)) + 1
-    train_together(run)
-    assert numbers_of(run.paths) == numbers_of(sharded.paths)
+    train_ranks_to_end(run)
+    assert_same_numbers(run, sharded)
 
 
 @pytest.mark.full
@@ -138,10 +111,9 @@ def test_a_non_finite_gradient_is_skipped_by_all_sharded_ranks(root: Path) -> No
 @pytest.mark.full
 def test_muon_on_sharded_matrices_resumes_exactly(root: Path) -> None:
     settings = (*SHARDED, "train.optimizer.kind=muon", "train.epochs=3")
-    whole, run = new_run(root, *settings), new_run(root, *settings)
-    train_together(whole)
+    whole, run = trained_by_ranks(root, *settings), new_run(root, *settings)
     for process in start_ranks(run, kill_at=KillAt("manifest", 3)):
         assert end_of(process) != 0
-    train_together(run)
-    assert numbers_of(run.paths) == numbers_of(whole.paths)
+    train_ranks_to_end(run)
+    assert_same_numbers(run, whole)
     assert any(name.endswith("momentum_buffer") for name in load_file(run.paths.checkpoint(3) / "optimizer.safetensors"))

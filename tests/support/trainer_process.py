@@ -81,6 +81,12 @@ def train_to_end(run: TinyRun) -> None:
     assert end_of(start_trainer(run)) == 0, run.paths.trainer_output.read_text()
 
 
+def train_ranks_to_end(run: TinyRun) -> None:
+    """Run all ranks and require that each of them finishes."""
+    codes = [end_of(process) for process in start_ranks(run)]
+    assert codes == [0] * run.config.cluster.replicas, run.paths.trainer_output.read_text()
+
+
 def end_of(process: BaseProcess) -> int:
     """Wait for the process and return its exit code (negative: the signal that killed it)."""
     process.join(WAIT_S)
@@ -97,6 +103,11 @@ def wait_until(condition: Callable[[], bool], *, process: BaseProcess) -> None:
         time.sleep(0.001)
 
 
+def wait_until_logged(run: TinyRun, step: int, *, process: BaseProcess) -> None:
+    """Wait for the record of a step."""
+    wait_until(lambda: any(line["kind"] == "step" and line["step"] == step for line in log_lines(run.paths)), process=process)
+
+
 def log_lines(paths: RunPaths) -> list[dict[str, Any]]:
     """Every whole, well-formed line of the log."""
     if not paths.log.exists():
@@ -106,7 +117,7 @@ def log_lines(paths: RunPaths) -> list[dict[str, Any]]:
         try:
             lines.append(json.loads(line))
         except ValueError:
-            continue
+            continue  # a killed writer leaves one torn line, an empty one ends the file
     return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dflash.config import HealthConfig
 from dflash.health.context import RunContext
-from dflash.records import DetectorSummary, Finding
+from dflash.records import DetectorSummary, Finding, Severity
 
 NAME = "stale log"
 FUTURE_S = 300.0
@@ -42,19 +42,8 @@ def stale_finding(health: HealthConfig, context: RunContext, *, now_s: float, en
         return None
     silent_s = now_s - context.last_life_s
     limit_s = silence_limit_s(health, context)
-    step = max(last_step, 0)
-    return Finding(
-        detector=NAME,
-        severity="critical",
-        domain="operations",
-        message=f"no sign of the trainer for {silent_s:.0f} s; {limit_s:.0f} s is the limit",
-        first_step=step,
-        last_step=step,
-        onset_step=step,
-        bucket=None,
-        values={"silent_s": silent_s, "limit_s": limit_s},
-        batch_ids=(),
-    )
+    message = f"no sign of the trainer for {silent_s:.0f} s; {limit_s:.0f} s is the limit"
+    return _finding("critical", message, last_step=last_step, values={"silent_s": silent_s, "limit_s": limit_s})
 
 
 def future_finding(context: RunContext, *, now_s: float, last_step: int) -> Finding | None:
@@ -62,17 +51,22 @@ def future_finding(context: RunContext, *, now_s: float, last_step: int) -> Find
     ahead_s = (context.last_life_s or 0.0) - now_s
     if ahead_s <= FUTURE_S or now_s < _WALL_CLOCK_S:
         return None
+    message = f"the newest record is dated {ahead_s:.0f} s in the future: two clocks disagree, so silence cannot be told"
+    return _finding("warn", message, last_step=last_step, values={"ahead_s": ahead_s})
+
+
+def _finding(severity: Severity, message: str, *, last_step: int, values: dict[str, float]) -> Finding:
     step = max(last_step, 0)
     return Finding(
         detector=NAME,
-        severity="warn",
+        severity=severity,
         domain="operations",
-        message=f"the newest record is dated {ahead_s:.0f} s in the future: two clocks disagree, so silence cannot be told",
+        message=message,
         first_step=step,
         last_step=step,
         onset_step=step,
         bucket=None,
-        values={"ahead_s": ahead_s},
+        values=values,
         batch_ids=(),
     )
 
