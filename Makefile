@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 # Test processes at once: one more than two cores, because much of an integration test is waiting for processes.
+# Files run in their own order: integration tests, the longest, come first, so that no process ends with one alone.
 WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -33,14 +34,14 @@ demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
 	@$(BIN)/python -m flows.train --config configs/demo.yaml
 
 test: $(STAMP) ## the test-suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Thousands of random histories and schedules, sixty kills: before a release, at most two hours on two cores.
 test-full: export DFLASH_FULL = 1
 test-full: export DFLASH_ROLLBACK_HISTORIES = 4000
 test-full: export DFLASH_SCHEDULES = 40000
 test-full: $(STAMP) ## the test-suite with many more random kills, histories and schedules
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 3600
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 3600
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .
