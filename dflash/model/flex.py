@@ -72,7 +72,7 @@ class FlexAttention:
         self._shapes: set[tuple[int, int, Visibility, torch.dtype]] = set()
 
     def context_tokens(self, anchors: Tensor, *, available: int) -> int:  # noqa: ARG002 - part of the backends' interface
-        """All of it: nothing is read from the device to find the last anchor, and tiles behind it cost nothing."""
+        """All of it: tiles behind the last anchor cost nothing."""
         return available
 
     def plan(self, layout: BlockLayout, *, visibility: Visibility, dtype: torch.dtype) -> FlexPlan | tuple[AttentionChunk, ...]:
