@@ -29,7 +29,8 @@ def rms_norm(inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     if lean and not torch.compiler.is_compiling():  # a compiler fuses it by itself
         output: Tensor = _RmsNorm.apply(inputs, weight, eps)  # type: ignore[no-untyped-call]
         return output
-    if not torch.is_autocast_enabled(inputs.device.type):  # decoding enters here for every norm: a context costs as much as the norm
+    # Decoding enters here for every norm, and an autocast context costs as much as the norm itself.
+    if not torch.is_autocast_enabled(inputs.device.type):
         return functional.rms_norm(inputs, weight.shape, weight.to(inputs.dtype), eps)
     with torch.autocast(inputs.device.type, enabled=False):
         return functional.rms_norm(inputs, weight.shape, weight.to(inputs.dtype), eps)
