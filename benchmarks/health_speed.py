@@ -24,7 +24,7 @@ from benchmarks.report import ROOT, benchmark_parser, publish
 from dflash.config import Config, parse_config
 from dflash.health import HealthChecker, check_run, read_new, start_cursor
 from dflash.health.detectors.schedule import scheduled_lr
-from dflash.health.run import BLOCK_BYTES
+from dflash.health.run import BLOCK_BYTES, LINE_BYTES
 from dflash.records import RunPaths, StepRecord
 from dflash.train.run_log import RunLog
 from tests.support.log_simulator import START_S, STEP_S, log_lines, simulate_run
@@ -102,7 +102,7 @@ def _cold(log: Path, config: Config) -> int:
     """Judge a log from its beginning; returns its records."""
     checker, cursor = HealthChecker(config.health, config.train, config.checkpoint), start_cursor()
     while True:
-        result = read_new(log, cursor, max_bytes=BLOCK_BYTES)
+        result = read_new(log, cursor, max_bytes=BLOCK_BYTES, max_line_bytes=LINE_BYTES)
         checker.feed(result.items)
         cursor = result.cursor
         if not result.more:

@@ -66,11 +66,14 @@ class Baseline:
         newest: of the held points, how many give the usual value.
         floor: smallest scale.
         winsor_z: deviation at which larger points are accepted.
+
+    Attributes:
+        level: usual value, scale and reference count; None during the warm-up.
     """
 
     __slots__ = (
-        "_capacity", "_counts", "_differences", "_floor", "_high", "_level", "_medians", "_min_points", "_newest",
-        "_since_refresh", "_values", "_winsor_z",
+        "_capacity", "_counts", "_differences", "_floor", "_high", "_medians", "_min_points", "_newest",
+        "_since_refresh", "_values", "_winsor_z", "level",
     )  # fmt: skip
 
     def __init__(self, *, capacity: int, min_points: int, newest: int, floor: float, winsor_z: float) -> None:
@@ -86,13 +89,9 @@ class Baseline:
     def __len__(self) -> int:
         return len(self._values)
 
-    def level(self) -> Level | None:
-        """Usual value, scale and reference count, or None during the warm-up."""
-        return self._level
-
     def deviations(self) -> list[float]:
         """How far each held point stands above its neighbours (not above the level: the loss falls); none in the warm-up."""
-        level, values = self._level, self._values
+        level, values = self.level, self._values
         if level is None:
             return []
         usual = (median_of_sorted(sorted(values[max(0, i - 3) : i + 4])) for i in range(len(values)))
@@ -101,7 +100,7 @@ class Baseline:
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""
-        level, values, counts = self._level, self._values, self._counts
+        level, values, counts = self.level, self._values, self._counts
         if value > self._high and level is not None:
             value = min(value, level.median + self._winsor_z * level.scale_for(count))
         if values:
@@ -133,7 +132,7 @@ class Baseline:
 
     def _set_level(self, level: Level | None) -> None:
         """Also the height that no winsorised point is below: nearly all points need no more than a look at it."""
-        self._level = level
+        self.level = level
         self._high = math.inf if level is None else level.median + self._winsor_z * level.floor
 
     def state(self) -> dict[str, Any]:
@@ -148,7 +147,7 @@ class Baseline:
             "counts": list(self._counts),
             "medians": list(self._medians),
             "since_refresh": self._since_refresh,
-            "level": None if self._level is None else msgspec.to_builtins(self._level),
+            "level": None if self.level is None else msgspec.to_builtins(self.level),
         }
 
     @classmethod

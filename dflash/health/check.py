@@ -94,8 +94,15 @@ class HealthChecker:
         for item in items:
             if isinstance(item, StepLine):
                 live = self._live
-                if item.step == live.last + 1 and item.segment == live.segment and not self._replaced:
-                    self._follow(item)
+                step = item.step
+                if step == live.last + 1 and item.segment == live.segment and not self._replaced:  # nearly all
+                    if step % self._interval_steps == 0:
+                        self._judge_stretch()
+                        self._snapshot(step)
+                    live.last = step
+                    self._stretch.append(item)
+                    if len(self._stretch) >= _STRETCH_RECORDS:
+                        self._judge_stretch()
                 else:
                     self._see_step(item)
                 continue
@@ -216,17 +223,6 @@ class HealthChecker:
             raise DataError(f"the saved state of the health check is damaged: {error}", remedy=remedy) from error
         return checker
 
-    def _follow(self, record: StepLine) -> None:
-        """Take the record right behind the newest, as nearly all are."""
-        step = record.step
-        if step % self._interval_steps == 0:
-            self._judge_stretch()
-            self._snapshot(step)
-        self._live.last = step
-        self._stretch.append(record)
-        if len(self._stretch) >= _STRETCH_RECORDS:
-            self._judge_stretch()
-
     def _see_step(self, record: StepLine) -> None:
         step = record.step
         self._judge_stretch()
@@ -294,21 +290,24 @@ class HealthChecker:
 
     def _draw(self, record: StepLine) -> None:
         """Keep the points of a judged record for the curves, with the limits as they now stand."""
-        history, batches = self._history, record.micro_batches
-        losses = history.loss
-        for batch in batches:
+        history = self._history
+        for batch in record.micro_batches:
             if batch.ce_sum is not None and batch.n_tokens > 0:
-                curve = losses.get(batch.bucket)
+                curve = history.loss.get(batch.bucket)
                 if curve is None:
-                    curve = losses[batch.bucket] = Curve()
-                if curve.wants_next():
+                    curve = history.loss[batch.bucket] = Curve()
+                seen = curve.seen  # `wants_next`, without a call for each of millions of records
+                curve.seen = seen + 1
+                if not seen % curve.stride:
                     band = self._panel.loss.usual_and_limit(batch.bucket)
                     curve.keep(record.step, batch.ce_sum / batch.n_tokens, band=band)
         if record.grad_norm is not None and (key := composition(record)) is not None:
             curve = history.grad_norm.get(key)
             if curve is None:
                 curve = history.grad_norm[key] = Curve()
-            if curve.wants_next():
+            seen = curve.seen
+            curve.seen = seen + 1
+            if not seen % curve.stride:
                 curve.keep(record.step, record.grad_norm, band=self._panel.gradient.usual_and_limit(key))
 
     def _coverage_frac(self) -> float:

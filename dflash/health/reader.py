@@ -1,7 +1,7 @@
 """Incremental reading of a growing log: only new whole lines, and a cursor that notices when the past has changed.
 
 Invariant: reading a log in any number of pieces yields the same items as reading it at once; a byte is read a second
-time only if it belongs to a line that was still unfinished, or to the 4 KiB before the cursor.
+time only if it belongs to a line that was still unfinished or longer than a usual reading, or to the 4 KiB before the cursor.
 
 The hard decision: the identity of a log is its content, not its inode. The hash of the last 4 KiB before the cursor
 tells an appended file from a rewritten one even where inodes are reused, and lets a copied log be continued.
@@ -58,13 +58,14 @@ def start_cursor() -> LogCursor:
     return LogCursor(inode=0, offset=0, tail_sha256="", skipping=False)
 
 
-def read_new(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
+def read_new(path: Path, cursor: LogCursor, *, max_bytes: int, max_line_bytes: int | None = None) -> ReadResult:
     """Read the whole lines of a local log behind `cursor`.
 
     Args:
         path: the log; a file that does not exist yet reads as empty.
         cursor: where the previous reading ended.
-        max_bytes: bytes of one reading; a longer single line is reported and skipped.
+        max_bytes: bytes of one reading.
+        max_line_bytes: of a single line, `max_bytes` if None; a longer one is reported and skipped.
 
     Returns:
         The new items and the cursor behind them.
@@ -73,7 +74,11 @@ def read_new(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
         DataError: `path` is not a regular file, or may not be read.
         SchemaVersionError: a line was written with another schema version.
     """
-    return read_new_from(LocalLog(path), cursor, max_bytes=max_bytes)
+    source = LocalLog(path)
+    result = read_new_from(source, cursor, max_bytes=max_bytes)
+    if max_line_bytes is not None and result.cursor.skipping and not cursor.skipping:
+        return read_new_from(source, cursor, max_bytes=max_line_bytes)  # one line is longer than a usual reading
+    return result
 
 
 def read_new_from(source: LogSource, cursor: LogCursor, *, max_bytes: int) -> ReadResult:

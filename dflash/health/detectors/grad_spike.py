@@ -8,6 +8,7 @@ to say. An outlier is settled once `cluster_steps` have gone by and no loss spik
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import msgspec
 
@@ -16,7 +17,7 @@ from dflash.health.baseline import Baseline
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
-from dflash.health.tail import Tail
+from dflash.health.tail import FROM_Z, Tail
 
 MIXED = "mixed"  # an update whose micro-batches come from several buckets
 _TINY = 1e-30
@@ -59,13 +60,13 @@ class GradSpike(Detector):
 
     def note(self) -> str:
         """What limits or explains this check."""
-        waiting = [key for key, baseline in self._memory.baselines.items() if baseline.level() is None]
+        waiting = [key for key, baseline in self._memory.baselines.items() if baseline.level is None]
         return f"still learning: bucket {', '.join(sorted(waiting))}" if waiting else ""
 
     def usual_and_limit(self, key: str) -> tuple[float | None, float | None]:
         """(median, spike limit) of the gradient norm of updates of one composition; None during its warm-up."""
         baseline = self._memory.baselines.get(key)
-        level = baseline.level() if baseline is not None else None
+        level = baseline.level if baseline is not None else None
         return (None, None) if level is None else level.band(self._spike.grad_z)
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
@@ -92,20 +93,23 @@ class GradSpike(Detector):
                 winsor_z=self._spike.grad_z,
             )
         value = math.log(max(_TINY, norm))
-        level = baseline.level()
+        level = baseline.level
         if frozen and level is not None:  # a metric that stands still is dead, and no level to measure others from
             return
         if level is not None:
             self.checked += 1
             up = value - level.median
             z = min(up / level.scale, _Z_LIMIT)
-            context.set_grad_z(z, chance=memory.tail.chance(z, step=record.step) if z > self._spike.loss_z_with_grad else None)
-            if z > self._spike.grad_z or up > self._log_factor:
+            spike = self._spike
+            context.set_grad_z(z, chance=memory.tail.chance(z, step=record.step) if z > spike.loss_z_with_grad else None)
+            if z > spike.grad_z or up > self._log_factor:
                 loud = not self._is_usual(z, up, step=record.step)
                 self._outlier(record, key, z=z, usual=math.exp(level.median), loud=loud)
                 memory.tail.see(z, step=record.step, loud=loud)
-            else:
+            elif z > FROM_Z:
                 memory.tail.see(z, step=record.step, loud=False)
+            else:
+                memory.tail.points += 1
         baseline.accept(value, 1)
 
     def _is_usual(self, z: float, log_factor: float, *, step: int) -> bool:
@@ -153,11 +157,17 @@ class GradSpike(Detector):
         memory.open_burst = None
 
 
+@cache
+def bucket_key(bucket: int) -> str:
+    """Name of the baseline of updates of one bucket."""
+    return str(bucket)
+
+
 def composition(record: StepLine) -> str | None:
     """Which baseline an update's gradient norm belongs to: its bucket, or `mixed`; None for an update of nothing."""
     batches = record.micro_batches
     if len(batches) == 1:
-        return str(batches[0].bucket)
+        return bucket_key(batches[0].bucket)
     buckets = {batch.bucket for batch in batches}
     if not buckets:
         return None

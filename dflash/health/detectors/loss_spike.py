@@ -22,7 +22,7 @@ from dflash.health.baseline import Baseline, Level
 from dflash.health.context import GRAD_LEAD_STEPS, Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import MicroBatchLine, StepLine
-from dflash.health.tail import Tail
+from dflash.health.tail import FROM_Z, Tail
 from dflash.health.trend import binomial_tail
 
 _TINY = 1e-30
@@ -110,7 +110,7 @@ class LossSpike(Detector):
     def note(self) -> str:
         """What limits or explains this check."""
         memory = self._memory
-        waiting = [f"bucket {key} ({len(points)})" for key, points in sorted(memory.baselines.items()) if points.level() is None]
+        waiting = [f"bucket {key} ({len(points)})" for key, points in sorted(memory.baselines.items()) if points.level is None]
         notes = [f"still learning, of {self._spike.min_points} points: {', '.join(waiting)}"] if waiting else []
         if memory.usual_clusters:
             notes.append(f"{memory.usual_clusters} clusters no rarer than this run's own rate of spikes")
@@ -120,17 +120,17 @@ class LossSpike(Detector):
 
     def levels(self) -> dict[int, Level]:
         """Where the baseline of each learnt bucket stands (logarithms)."""
-        standing = {bucket: baseline.level() for bucket, baseline in sorted(self._memory.baselines.items())}
+        standing = {bucket: baseline.level for bucket, baseline in sorted(self._memory.baselines.items())}
         return {bucket: level for bucket, level in standing.items() if level is not None}
 
     def learning(self) -> int:
         """Buckets that are still learning their baseline."""
-        return sum(baseline.level() is None for baseline in self._memory.baselines.values())
+        return sum(baseline.level is None for baseline in self._memory.baselines.values())
 
     def usual_and_limit(self, bucket: int) -> tuple[float | None, float | None]:
         """(median, spike limit) of a bucket's loss; None during its warm-up."""
         baseline = self._memory.baselines.get(bucket)
-        level = baseline.level() if baseline is not None else None
+        level = baseline.level if baseline is not None else None
         return (None, None) if level is None else level.band(self._spike.loss_z)
 
     def on_step(self, record: StepLine, context: RunContext, /) -> None:
@@ -150,7 +150,7 @@ class LossSpike(Detector):
             baseline = memory.baselines[batch.bucket] = Baseline(
                 capacity=s.baseline_points, min_points=s.min_points, newest=s.level_points, floor=s.loss_floor, winsor_z=s.loss_z
             )
-        level = baseline.level()
+        level = baseline.level
         if level is None:
             self._learn(baseline, value, batch.n_tokens)
             return
@@ -160,7 +160,10 @@ class LossSpike(Detector):
         up = value - level.median
         z = up / scale
         stands_out, is_usual, chance = self._weigh(z, record, context) if z > s.recover_z else _CALM
-        memory.tail.see(z, step=record.step, loud=stands_out and not is_usual)
+        if z > FROM_Z:
+            memory.tail.see(z, step=record.step, loud=stands_out and not is_usual)
+        else:
+            memory.tail.points += 1
         judged = Judged(batch, value, z, level, scale)
         context.judged.append(judged)
         calm = z < s.recover_z or up < self._least_rise / 2
@@ -188,7 +191,7 @@ class LossSpike(Detector):
         """Take in a point of the warm-up; at its end, what stood out in it counts as this run's usual."""
         memory = self._memory
         baseline.accept(value, n_tokens)
-        if baseline.level() is not None:
+        if baseline.level is not None:
             memory.points += len(baseline)
             memory.tail.points += len(baseline)
             for z in baseline.deviations():

@@ -75,9 +75,9 @@ class BucketMix(Detector):
         memory = self._memory
         memory.since_refresh = 0
         del memory.newest[: -4 * _REFRESH_STEPS]
-        newest = memory.newest
-        median = median_of_sorted(sorted(newest))
-        spread = 1.4826 * median_of_sorted(sorted([abs(value - median) for value in newest]))
+        newest = np.array(memory.newest)
+        median = median_of_sorted(np.sort(newest).tolist())
+        spread = 1.4826 * median_of_sorted(np.sort(np.abs(newest - median)).tolist())
         within = median_of_sorted(sorted([judged.level.scale for judged in context.judged])) ** 2
         total = float(np.var(newest))
         memory.between_frac = max(0.0, 1 - within / total) if total else 0.0

@@ -56,7 +56,7 @@ class NaiveBaseline:
 def test_the_level_is_the_textbook_one(points: list[tuple[float, int]]) -> None:
     baseline, naive = make(), NaiveBaseline()
     for value, count in points:
-        level, expected = baseline.level(), naive.level()
+        level, expected = baseline.level, naive.level()
         if expected is None:
             assert level is None
         else:
@@ -79,16 +79,16 @@ def test_a_restored_baseline_goes_on_exactly(points: list[tuple[float, int]], cu
         straight.accept(value, count)
         interrupted.accept(value, count)
     assert interrupted.state() == straight.state()
-    assert interrupted.level() == straight.level()
+    assert interrupted.level == straight.level
 
 
 def test_one_explosion_does_not_teach_the_baseline() -> None:
     baseline = make()
     for index in range(16):
         baseline.accept(0.01 * (index % 4), 100)
-    before = baseline.level()
+    before = baseline.level
     baseline.accept(1e9, 100)
-    after = baseline.level()
+    after = baseline.level
     assert before is not None
     assert after is not None
     assert after.median == pytest.approx(before.median, abs=0.02)
@@ -100,7 +100,7 @@ def test_a_point_of_few_samples_is_given_more_room_and_one_of_many_never_less_th
     baseline = make()
     for _ in range(8):
         baseline.accept(1.0, 400)
-    level = baseline.level()
+    level = baseline.level
     assert level is not None
     assert level.scale_for(100) == pytest.approx(2 * 0.08)
     assert level.scale_for(40_000) == pytest.approx(0.08)
@@ -115,7 +115,7 @@ def test_a_falling_trend_is_not_taken_for_noise() -> None:
         noise = 0.1 * float(rng.standard_normal())
         still.accept(noise, 1)
         falling.accept(noise - 1.2 * index / 64, 1)
-    flat, steep = still.level(), falling.level()
+    flat, steep = still.level, falling.level
     assert flat is not None
     assert steep is not None
     assert flat.scale == pytest.approx(0.1, rel=0.35)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.errors import DataError
-from dflash.health.lines import LogItem, LogReplaced, StepLine, TornLine
+from dflash.health.lines import EventLine, LogItem, LogReplaced, StepLine, TornLine
 from dflash.health.reader import TAIL_BYTES, LogCursor, read_new, start_cursor
 from tests.support.log_simulator import log_lines, simulate_run
 
@@ -121,6 +122,22 @@ def test_a_copied_log_is_continued(log: Path) -> None:
     result = read_new(log, cursor, max_bytes=BLOCK)
     assert result.cursor.inode != cursor.inode
     assert len(result.items) == len(more.splitlines())
+
+
+def test_a_line_longer_than_a_reading_is_read_whole_if_it_may_be_that_long(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = LOG.splitlines(keepends=True)
+    long = lines[1][:-2] + b',"note":"' + b"x" * 10_000 + b'"}\n'
+    path.write_bytes(lines[2] + long + lines[3] + b"y" * 50_000 + b"\n" + lines[4])
+    cursor, items, more = start_cursor(), [], True
+    while more:
+        result = read_new(path, cursor, max_bytes=4000, max_line_bytes=20_000)
+        items += result.items
+        cursor, more = result.cursor, result.more
+    steps = [item.step for item in items if isinstance(item, StepLine | EventLine)]
+    assert steps == [json.loads(lines[number])["step"] for number in (2, 1, 3, 4)]
+    (torn,) = [item for item in items if isinstance(item, TornLine)]
+    assert torn.reason == "a line of over 20000 bytes"
 
 
 def test_a_line_too_long_is_reported_and_skipped(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def test_the_report_is_written_as_it_is_returned(paths: RunPaths) -> None:
 def test_many_checks_end_where_one_check_ends_and_read_each_byte_once(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     bytes_read = 0
 
-    def counted(path: Path, cursor: LogCursor, *, max_bytes: int) -> ReadResult:
+    def counted(path: Path, cursor: LogCursor, **limits: int) -> ReadResult:
         nonlocal bytes_read
-        result = read_new(path, cursor, max_bytes=max_bytes)
+        result = read_new(path, cursor, **limits)
         bytes_read += result.bytes_read
         return result
 
