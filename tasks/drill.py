@@ -13,7 +13,7 @@ from dflash.drill.conduct import Conductor, DrillRun
 from dflash.drill.faults import Fault, fault_named
 from dflash.drill.reference import Reference, keep_reference, load_reference
 from dflash.drill.timeline import Timeline
-from dflash.drill.verdict import Check, Rule, judge, verdict_lines
+from dflash.drill.verdict import Check, judge, verdict_lines
 from tasks.drill_prefect import PrefectStage, client_of
 from tasks.drill_stack import DrillStack
 
@@ -46,7 +46,7 @@ class Drills:
         fault = fault_named(name)
         reference = self._reference(seed)
         run, config = self.run(fault, seed=seed)
-        checks = judge(fault, run.facts, reference, rule=Rule(config.checkpoint.interval_steps, config.checkpoint.soak_steps))
+        checks = judge(fault, run.facts, reference, soak_steps=config.checkpoint.soak_steps)
         with self._file(config).open("a", encoding="utf-8") as file:
             for line in verdict_lines(fault, checks):
                 self.write(line)

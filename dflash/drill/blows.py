@@ -6,6 +6,7 @@ import os
 import signal
 
 from dflash.checkpoint import list_checkpoints
+from dflash.checkpoint.layout import DRAFTER_FILE
 from dflash.errors import RunStateError
 from dflash.records import RunPaths
 from dflash.train.processes import recorded_processes
@@ -24,7 +25,7 @@ def corrupt_newest_and_kill(paths: RunPaths) -> int:
     os.kill(pid, signal.SIGSTOP)
     try:
         step = list_checkpoints(paths.checkpoints_dir)[-1]
-        with (paths.checkpoint(step) / "drafter.safetensors").open("r+b") as file:
+        with (paths.checkpoint(step) / DRAFTER_FILE).open("r+b") as file:
             file.seek(0, os.SEEK_END)
             middle = file.tell() // 2
             file.seek(middle)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash.checkpoint import list_checkpoints, read_ledger, read_manifest
+from dflash.checkpoint.layout import DRAFTER_FILE
 from dflash.errors import CheckpointError
+from dflash.evaluate.stored import RESULT_FILE
 from dflash.records import (
     ControlRequest,
     EvaluationResult,
@@ -18,13 +20,12 @@ from dflash.records import (
     RunPaths,
     from_json,
 )
-from dflash.train.follow import parse_lines
+from dflash.train.follow import SEGMENT_STARTS, parse_lines
 from dflash.train.planted_log import planted_lines
 from dflash.train.processes import recorded_processes
+from dflash.train.requests import ACK_SUFFIX
 
 COMPLETED = "Completed"
-_RESULT_FILE = "result.json"
-_SEGMENT_STARTS = ("start", "resume", "rollback_end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,13 @@ class Log:
         loss: of every live record, None where it was not finite.
         first_step_at_s: wall time of each segment's first record.
         resumed_from: checkpoint that each later segment began from.
+        durable: steps of the checkpoints that were written before the first rollback; a slow disk makes the trainer leave some out.
     """
 
     loss: Mapping[int, float | None]
     first_step_at_s: Mapping[int, float]
     resumed_from: Mapping[int, int]
+    durable: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +117,31 @@ def gather(paths: RunPaths, plan: FaultPlan, *, ended: str, struck_step: int | N
 
 
 def read_log(paths: RunPaths) -> Log:
-    """Losses of the live records, and where the segments began."""
+    """Losses of the live records, where the segments began, and what was saved before the first rollback."""
     loss: dict[int, float | None] = {}
     first_step_at_s: dict[int, float] = {}
     resumed_from: dict[int, int] = {}
+    durable: set[int] = set()
+    gone_back = False
     for line in parse_lines(paths.log.read_bytes()) if paths.log.is_file() else ():
         segment, step = int(line["segment"]), int(line["step"])
         if line["kind"] == "step":
             first_step_at_s.setdefault(segment, float(line["wall_time_s"]))
             loss[step] = line["ce"]
-        elif line["event"] in _SEGMENT_STARTS:
+        elif line["event"] in SEGMENT_STARTS:
             loss = {known: value for known, value in loss.items() if known < step}
             if line["event"] == "resume":
                 resumed_from[segment] = step
-    return Log(loss, first_step_at_s, resumed_from)
+            gone_back |= line["event"] == "rollback_end"
+        elif line["event"] == "save_durable" and not gone_back:
+            durable.add(step)
+    return Log(loss, first_step_at_s, resumed_from, frozenset(durable))
 
 
 def read_outcome(paths: RunPaths) -> Outcome:
     """The last checkpoint and what its drafter is worth."""
     steps, sha256 = _last_weights(paths)
-    evaluation = paths.eval_dir / f"trained-step-{steps}" / _RESULT_FILE
+    evaluation = paths.eval_dir / f"trained-step-{steps}" / RESULT_FILE
     if not evaluation.is_file():
         return Outcome(steps, sha256, None, None)
     result = from_json(EvaluationResult, evaluation.read_bytes(), origin=str(evaluation))
@@ -145,7 +153,7 @@ def _requests(paths: RunPaths) -> tuple[Requested, ...]:
     found = [
         Requested(from_json(ControlRequest, file.read_bytes(), origin=str(file)), file.stat().st_mtime)
         for file in files
-        if not file.name.endswith(".ack.json")
+        if not file.name.endswith(ACK_SUFFIX)
     ]
     return tuple(sorted(found, key=lambda item: item.at_s))
 
@@ -157,6 +165,6 @@ def _last_weights(paths: RunPaths) -> tuple[int | None, str | None]:
             manifest = read_manifest(paths.checkpoint(step))
         except CheckpointError:
             continue
-        entry = next((entry for entry in manifest.files if entry.name == "drafter.safetensors"), None)
+        entry = next((entry for entry in manifest.files if entry.name == DRAFTER_FILE), None)
         return manifest.step, None if entry is None else entry.sha256
     return None, None

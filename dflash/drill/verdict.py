@@ -1,7 +1,7 @@
 """Whether what happened in a drill was the right thing for its fault: a pure function of facts and the fault-free run.
 
 Step arithmetic as in the log: the fault's first record is the onset t; `step-N` with N <= t is untouched by it, and one that had
-passed its soak before t is clean. The newest truly clean checkpoint is therefore the last save with N + soak <= t; a later
+passed its soak before t is clean. The newest truly clean checkpoint is therefore the last one saved with N + soak <= t; a later
 one up to t is untouched as well and even better, a yet earlier one means that the health check dated the fault too early.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflash.drill.facts import COMPLETED, DrillFacts
@@ -27,14 +27,6 @@ ACCEPTANCE_FRAC = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Save interval and soak of the run, in steps."""
-
-    interval_steps: int
-    soak_steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class Check:
     """One demand of the verdict."""
 
@@ -43,16 +35,16 @@ class Check:
     found: str
 
 
-def judge(fault: Fault, facts: DrillFacts, reference: Reference, *, rule: Rule) -> tuple[Check, ...]:
+def judge(fault: Fault, facts: DrillFacts, reference: Reference, *, soak_steps: int) -> tuple[Check, ...]:
     """Everything that must hold after a drill.
 
     Args:
         fault: what was planted.
         facts: what happened.
         reference: the run without the fault.
-        rule: of its checkpoints.
+        soak_steps: of its checkpoints.
     """
-    checks = [*_planted(fault, facts), *(_acted(facts, rule) if fault.acts else _left_alone(facts))]
+    checks = [*_planted(fault, facts), *(_acted(facts, soak_steps) if fault.acts else _left_alone(facts))]
     checks += [*_seen(fault, facts), *_survived(facts), _ended(facts), *_result(fault, facts, reference)]
     return tuple(checks)
 
@@ -67,9 +59,9 @@ def onset_of(facts: DrillFacts) -> int | None:
     return facts.planted[0].step if facts.planted else facts.struck_step
 
 
-def newest_truly_clean(onset: int, *, rule: Rule) -> int:
-    """Last save that had passed its soak before a fault's first record."""
-    return max(0, (onset - rule.soak_steps) // rule.interval_steps * rule.interval_steps)
+def newest_truly_clean(onset: int, *, durable: Collection[int], soak_steps: int) -> int:
+    """Last of the saved checkpoints that had passed its soak before a fault's first record; 0 if none had."""
+    return max((step for step in durable if step + soak_steps <= onset), default=0)
 
 
 def _planted(fault: Fault, facts: DrillFacts) -> Iterator[Check]:
@@ -80,7 +72,7 @@ def _planted(fault: Fault, facts: DrillFacts) -> Iterator[Check]:
         yield Check("fault took effect", onset is not None, "never" if onset is None else f"at step {onset}")
 
 
-def _acted(facts: DrillFacts, rule: Rule) -> Iterator[Check]:
+def _acted(facts: DrillFacts, soak_steps: int) -> Iterator[Check]:
     onset = onset_of(facts)
     ends = [entry for entry in facts.rollbacks if entry.phase == "end"]
     if onset is None or not facts.requests or not ends:
@@ -91,7 +83,8 @@ def _acted(facts: DrillFacts, rule: Rule) -> Iterator[Check]:
     waited_s = first.at_s - facts.planted[0].at_s
     alarm = end.plan.alarm_step
     yield Check("detected", alarm >= onset, f"after {alarm - onset} steps, requested after {waited_s:.1f} s")
-    yield _returned(end, onset, rule)
+    newest = newest_truly_clean(onset, durable=facts.log.durable, soak_steps=soak_steps)
+    yield _returned(end, onset, newest)
     halts = sum(entry.phase == "halt" for entry in facts.rollbacks)
     yield Check("one rollback, no halt", len(ends) == 1 and not halts, f"{len(ends)} rollbacks, {halts} halts")
     yield _skipped(facts, ends)
@@ -100,8 +93,7 @@ def _acted(facts: DrillFacts, rule: Rule) -> Iterator[Check]:
     yield Check("trains again", back_at_s is not None, found)
 
 
-def _returned(end: RollbackEntry, onset: int, rule: Rule) -> Check:
-    newest = newest_truly_clean(onset, rule=rule)
+def _returned(end: RollbackEntry, onset: int, newest: int) -> Check:
     target = end.target_step
     holds = target is not None and newest <= target <= onset
     return Check("back at the newest truly clean", holds, f"step-{target} (soaked before the fault: step-{newest})")

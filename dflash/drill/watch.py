@@ -14,10 +14,10 @@ from typing import Any
 from dflash.checkpoint import read_ledger
 from dflash.drill.timeline import Moment
 from dflash.records import ControlRequest, LedgerEntry, RollbackEntry, RunPaths, from_json
-from dflash.train.follow import parse_lines
+from dflash.train.follow import NewLines
 from dflash.train.planted_log import planted_lines
+from dflash.train.requests import ACK_SUFFIX
 
-_ACK_SUFFIX = ".ack.json"
 _NEWEST = 25
 """Records whose mean loss is shown."""
 
@@ -27,17 +27,15 @@ class RunWatch:
 
     Attributes:
         step: newest step logged in the newest segment, -1 before the first.
-        segment: newest segment, -1 before the first.
         durable: newest checkpoint that became durable, None before the first.
-        first_step_at_s: wall time of each segment's first step.
     """
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
-        self.step = self.segment = -1
+        self.step = -1
         self.durable: int | None = None
-        self.first_step_at_s: dict[int, float] = {}
-        self._offset = self._ledger_lines = self._planted = 0
+        self._log_lines = NewLines(paths.log)
+        self._ledger_lines = self._planted = 0
         self._requests: set[str] = set()
         self._acknowledged: set[str] = set()
         self._losses: deque[float] = deque(maxlen=_NEWEST)
@@ -53,11 +51,10 @@ class RunWatch:
         return sorted(moments, key=lambda moment: moment.at_s)
 
     def _from_log(self) -> Iterator[Moment]:
-        for line in self._new_log_lines():
-            segment, step, at_s = int(line["segment"]), int(line["step"]), float(line["wall_time_s"])
+        for line in self._log_lines.read():
+            step, at_s = int(line["step"]), float(line["wall_time_s"])
             if line["kind"] == "step":
-                self.first_step_at_s.setdefault(segment, at_s)
-                self.segment, self.step = segment, step
+                self.step = step
                 if line["ce"] is not None:
                     self._losses.append(float(line["ce"]))
                 continue
@@ -76,7 +73,7 @@ class RunWatch:
 
     def _from_requests(self) -> Iterator[Moment]:
         for file in sorted(self.paths.requests_dir.glob("*.json")) if self.paths.requests_dir.is_dir() else []:
-            if file.name.endswith(_ACK_SUFFIX):
+            if file.name.endswith(ACK_SUFFIX):
                 if file.name not in self._acknowledged:
                     self._acknowledged.add(file.name)
                     yield Moment(file.stat().st_mtime, None, "supervisor: request acknowledged")
@@ -97,17 +94,6 @@ class RunWatch:
         for state in ("suspect", "bad"):
             yield from _fallen([line for line in fallen if line.state == state])
         self._ledger_lines = len(lines)
-
-    def _new_log_lines(self) -> list[dict[str, Any]]:
-        """Whole lines of the log since the last call."""
-        if not self.paths.log.is_file():
-            return []
-        with self.paths.log.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        self._offset += whole
-        return list(parse_lines(data[:whole]))
 
 
 def _fallen(lines: Sequence[LedgerEntry]) -> Iterator[Moment]:

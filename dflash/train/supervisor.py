@@ -22,16 +22,16 @@ from dflash.data.plan_file import read_plan_manifest
 from dflash.errors import HaltedError, InterruptedRunError, NonFiniteLimitError, StorageError, TrainerCrashedError
 from dflash.records import ControlRequest, RunPaths
 from dflash.train.book import CheckpointBook
-from dflash.train.child import STOP_GRACE_S, TICK_S, TrainerProcess
+from dflash.train.child import TICK_S, TrainerProcess
 from dflash.train.device_lock import hold_devices
 from dflash.train.doctor import check_devices
 from dflash.train.follow import LogFollower
 from dflash.train.go_back import Rollbacks
-from dflash.train.heartbeat import write_heartbeat
+from dflash.train.heartbeat import Heart
 from dflash.train.mirror import open_mirror
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.probes import ProbeReader
-from dflash.train.processes import end_recorded, this_process
+from dflash.train.processes import STOP_GRACE_S, end_recorded
 from dflash.train.requests import acknowledge, pending_requests
 from dflash.train.restarts import RestartBudget, StallWatch
 from dflash.train.runs import hold_run
@@ -43,6 +43,9 @@ CriticalSpans = Callable[[], tuple[tuple[int, int], ...]]
 
 _CRASH_LINES = 15
 _SETTLED_NS = 1_000_000_000
+_LOOKS = 3
+"""The second look finds what came during the first one, and is quick."""
+
 _COPY_AFTER_ERROR_S = 1.0
 """A run that was stopped or failed does not keep its caller waiting for the store."""
 
@@ -115,8 +118,7 @@ class _Supervisor:
         self._batches = read_plan_manifest(paths.plan_dir).batches
         self._restarts = RestartBudget(config.train)
         self._signal: int | None = None
-        self._me = this_process(role="supervisor")
-        self._beat_due_s = 0.0
+        self._heart = Heart(paths, every_s=config.train.heartbeat_s)
         self._reconciled_at_ns: int | None = None
         self._trouble = ""
         self._mirror = open_mirror(paths, config.checkpoint, on_object=lambda _name: None)
@@ -216,7 +218,7 @@ class _Supervisor:
         stopped = self._rollbacks.settle(stop_trainer=stop)
         plan = self._rollbacks.halt()
         if plan is not None:
-            raise halted(self._paths, by="the health check", reason=plan.reason)
+            raise _halted(self._paths, by="the health check", reason=plan.reason)
         if stopped:
             self._follower.poll()
         return stopped
@@ -243,11 +245,22 @@ class _Supervisor:
             self._follower.poll()
             if self._probes.poll():
                 self._book.reconsider()
-            if self._reconciled() or self._book.is_due(records=self._follower.end):
-                self._judge(ended=False)
+            self._learn_what_is_clean()
             if self._mirror is not None:
                 self._mirror.notice()
             self._on_tick()
+
+    def _learn_what_is_clean(self) -> None:
+        """Note and judge the checkpoints until none is due any more.
+
+        A look may take seconds in which the training goes on: a decision made right behind the first one would know the newest log
+        and not the newest checkpoints, and go back further than it has to.
+        """
+        for _ in range(_LOOKS):
+            if not self._reconciled() and not self._book.is_due(records=self._follower.end):
+                return
+            self._judge(ended=False)
+            self._follower.poll()
 
     def _reconciled(self) -> bool:
         """Reconcile if the folder of checkpoints has changed; returns whether there was a new one."""
@@ -323,31 +336,22 @@ class _Supervisor:
             self._trouble = ""
 
     def _beat(self) -> None:
-        if time.monotonic() < self._beat_due_s:
-            return
-        beat = {
-            "pid": self._me.pid,
-            "start_time": self._me.start_ticks,
-            "boot_id": self._me.boot_id,
-            "at": time.time(),
-            "mono": time.monotonic(),
-        }
-        with self._disk_may_fail():
-            write_heartbeat(self._paths.heartbeat, beat)
-        self._beat_due_s = time.monotonic() + self._config.train.heartbeat_s
+        if self._heart.is_due():
+            with self._disk_may_fail():
+                self._heart.beat()
 
 
 def _error_for(number: int | None, requests: list[ControlRequest], paths: RunPaths) -> HaltedError | InterruptedRunError:
     for request in requests:
         if request.action == "halt":
-            return halted(paths, by=request.requested_by, reason=request.reason)
+            return _halted(paths, by=request.requested_by, reason=request.reason)
     cause = f"{requests[0].requested_by}: {requests[0].reason}" if requests else f"signal {number}"
     return InterruptedRunError(
         f"run {paths.root} was stopped by {cause}", remedy="start it again to continue from its last checkpoint"
     )
 
 
-def halted(paths: RunPaths, *, by: str, reason: str) -> HaltedError:
+def _halted(paths: RunPaths, *, by: str, reason: str) -> HaltedError:
     """The error of a run that is not to be continued."""
     return HaltedError(
         f"run {paths.root} was halted by {by}: {reason}",

@@ -11,11 +11,12 @@ from dflash.drill.facts import COMPLETED, DrillFacts, Log, Outcome, Requested
 from dflash.drill.faults import FAULTS, fault_named
 from dflash.drill.reference import Reference
 from dflash.drill.timeline import WIDTH
-from dflash.drill.verdict import Check, Rule, is_right, judge, newest_truly_clean, verdict_lines
+from dflash.drill.verdict import Check, is_right, judge, newest_truly_clean, verdict_lines
 from dflash.errors import ConfigError
 from dflash.records import ControlRequest, FaultPlan, PlantedFault, RollbackEntry, RollbackPlan
 
-RULE = Rule(interval_steps=50, soak_steps=100)
+SOAK_STEPS = 100
+SAVED = frozenset(range(0, 1501, 50))
 REFERENCE = Reference("k", "drill-reference-001", "aa", 3.0, (2.8, 3.2), tuple(2.0 - 0.001 * step for step in range(1500)))
 LOSS = dict(enumerate(REFERENCE.losses))
 
@@ -46,14 +47,14 @@ def facts(name: str, **changes: Any) -> DrillFacts:
         bad_checkpoints=frozenset({750}) if fault.blow == "corrupt-and-kill-trainer" else frozenset(),
         found_by=frozenset(fault.seen_as[:1]),
         processes_left=0,
-        log=Log(LOSS, {0: 1.0, 1: 20.0}, {1: 700}),
+        log=Log(LOSS, {0: 1.0, 1: 20.0}, {1: 700}, SAVED),
         outcome=Outcome(1500, "aa" if fault.exact else "bb", 3.1, (2.9, 3.3)),
     )
     return dataclasses.replace(good, **changes)
 
 
 def wrong(name: str, **changes: Any) -> list[str]:
-    checks = judge(fault_named(name), facts(name, **changes), REFERENCE, rule=RULE)
+    checks = judge(fault_named(name), facts(name, **changes), REFERENCE, soak_steps=SOAK_STEPS)
     assert is_right(checks) == all(check.holds for check in checks)
     return [check.name for check in checks if not check.holds]
 
@@ -79,16 +80,16 @@ def ended(**changes: Any) -> tuple[RollbackEntry, ...]:
         ("nan", {"rollbacks": (*ended(), *ended())}, ["one rollback, no halt"]),
         ("nan", {"ended": "Failed"}, ["flow run completed"]),
         ("nan", {"processes_left": 1}, ["flow run completed"]),
-        ("nan", {"log": Log(LOSS, {0: 1.0}, {})}, ["trains again"]),
-        ("nan", {"log": Log({step: 1.2 * (loss or 0) for step, loss in LOSS.items()}, {1: 2.0}, {})}, ["recovered"]),
-        ("nan", {"log": Log(LOSS | {1400: None}, {1: 2.0}, {})}, ["recovered"]),
+        ("nan", {"log": Log(LOSS, {0: 1.0}, {}, SAVED)}, ["trains again"]),
+        ("nan", {"log": Log({step: 1.2 * (loss or 0) for step, loss in LOSS.items()}, {1: 2.0}, {}, SAVED)}, ["recovered"]),
+        ("nan", {"log": Log(LOSS | {1400: None}, {1: 2.0}, {}, SAVED)}, ["recovered"]),
         ("nan", {"outcome": Outcome(1500, "bb", 2.5, (2.3, 2.7))}, ["final acceptance"]),
         ("nan", {"outcome": Outcome(1500, "bb", None, None)}, ["final acceptance"]),
         ("save-artefact", {"rollbacks": ended()}, ["no rollback, no halt"]),
         ("save-artefact", {"outcome": Outcome(1500, "cc", 3.0, (2.8, 3.2))}, ["same weights as without the fault"]),
         ("hung-save", {"found_by": frozenset({"throughput"})}, ["reported"]),
         ("corrupt-checkpoint", {"bad_checkpoints": frozenset()}, ["damaged checkpoint refused"]),
-        ("corrupt-checkpoint", {"log": Log(LOSS, {1: 2.0}, {1: 750})}, ["resumed from one before"]),
+        ("corrupt-checkpoint", {"log": Log(LOSS, {1: 2.0}, {1: 750}, SAVED)}, ["resumed from one before"]),
         ("none", {"planted": (PlantedFault("nan", 0, 700, None, 10.0),)}, ["no fault"]),
     ],
 )
@@ -98,8 +99,15 @@ def test_each_demand_can_fail(name: str, changes: dict[str, Any], broken: list[s
 
 def test_the_newest_truly_clean_checkpoint_is_the_last_one_that_soaked_before_the_fault() -> None:
     for onset in range(1, 1000):
-        saves = [step for step in range(0, 1001, 50) if step + 100 <= onset]
-        assert newest_truly_clean(onset, rule=RULE) == max(saves, default=0)
+        soaked = [step for step in range(0, 1001, 50) if step + 100 <= onset]
+        assert newest_truly_clean(onset, durable=SAVED, soak_steps=SOAK_STEPS) == max(soaked, default=0)
+
+
+def test_a_checkpoint_that_a_slow_disk_made_the_trainer_leave_out_is_not_asked_for() -> None:
+    assert newest_truly_clean(700, durable=SAVED - {600}, soak_steps=SOAK_STEPS) == 550
+    short = Log(LOSS, {0: 1.0, 1: 20.0}, {1: 700}, SAVED - {600})
+    assert wrong("nan", rollbacks=ended(target_step=550), log=short) == []
+    assert wrong("nan", rollbacks=ended(target_step=500), log=short) == ["back at the newest truly clean"]
 
 
 def test_an_untouched_checkpoint_inside_its_soak_is_as_good() -> None:
