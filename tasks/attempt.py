@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from prefect import runtime
 
-from dflash.errors import HaltedError
+from dflash.errors import HaltedError, StorageError
 from dflash.records import RunPaths
 from dflash.train.attempts import FINISHED, begin_attempt, end_attempt
 from dflash.train.progress import read_progress
@@ -16,6 +17,8 @@ from tasks.events import halted_event
 from tasks.own_state import end_cancelled
 from tasks.patience import await_server
 from tasks.reporting import send_kept
+
+logger = logging.getLogger(__name__)
 
 
 def note_beginning(paths: RunPaths) -> None:
@@ -31,6 +34,14 @@ def note_beginning(paths: RunPaths) -> None:
         )
 
 
+def _note_end(paths: RunPaths, flow_run: str, *, how: str) -> None:
+    """Note how a flow run ended; a full disk must not hide why it did."""
+    try:
+        end_attempt(paths, flow_run, how=how, records=read_progress(paths).step, continued_by=None)
+    except (OSError, StorageError) as error:
+        logger.error("how this flow run ended (%s) could not be noted in its run's folder: %s", how, error)
+
+
 @contextlib.contextmanager
 def working_on(run_dir: str) -> Iterator[None]:
     """The rest of a flow: whatever ends it is noted, a halt is told as an event, and a server that is away is waited for."""
@@ -44,7 +55,7 @@ def working_on(run_dir: str) -> Iterator[None]:
         raise
     finally:
         if runtime.flow_run.id is not None:
-            end_attempt(paths, str(runtime.flow_run.id), how=how, records=read_progress(paths).step, continued_by=None)
+            _note_end(paths, str(runtime.flow_run.id), how=how)
         if await_server():
             send_kept()
             # The server takes no failure of a flow run that is on its way to `Cancelled`, and no worker may be left to end that.

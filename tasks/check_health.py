@@ -11,7 +11,7 @@ from dflash.config import load_config
 from dflash.errors import UnhealthyError
 from dflash.records import HealthReport, RunPaths
 from dflash.stages import Revival, health_pictures, health_stage, list_runs, revive_stage
-from dflash.train.attempts import attempts
+from dflash.train.attempts import any_unsettled
 from dflash.train.runs import run_is_live
 from tasks.events import decision_event, died_event
 from tasks.flow_runs import PrefectFlowRuns
@@ -37,8 +37,8 @@ def revive_runs(config: str, *, overrides: list[str], run: str | None) -> list[R
     """Bring back the configuration's runs whose flow has died without a word, each death once."""
     settings = load_config(config, overrides=overrides).run
     folders = _own_runs(settings.root, settings.name) if run is None else [str(Path(settings.root) / run)]
-    attempted = [folder for folder in folders if attempts(RunPaths(Path(folder)))]
-    revivals = [revival for folder in attempted for revival in revive_stage(folder, server=PrefectFlowRuns())]
+    unsettled = [folder for folder in folders if any_unsettled(RunPaths(Path(folder)))]
+    revivals = [revival for folder in unsettled for revival in revive_stage(folder, server=PrefectFlowRuns())]
     for revival in revivals:
         died_event(revival)
     if revivals:

@@ -22,8 +22,7 @@ from dflash.errors import DflashError
 
 CHECKOUT = Path(__file__).parents[1]
 TIMEOUT_S = 240.0
-_FOREIGN = ("PREFECT_", "MLFLOW_", "DFLASH_")
-"""Prefixes of variables that would lead to somebody else's servers."""
+_FOREIGN = ("PREFECT_", "MLFLOW_", "DFLASH_")  # prefixes of variables that would lead to somebody else's servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class DrillStack:
 @contextlib.contextmanager
 def drill_stack(root: Path) -> Iterator[DrillStack]:
     """Start everything, deploy, and stop it when the block ends."""
-    stack = DrillStack(root.resolve(), _environment(root.resolve()))
+    stack = DrillStack(root.resolve(), servers_environment(root.resolve(), runs=root.resolve()))
     try:
         stack.call("infra/local/up")
         stack.prefect("--no-prompt", "deploy", "--all")
@@ -79,7 +78,8 @@ def drill_stack(root: Path) -> Iterator[DrillStack]:
         subprocess.run(["infra/local/down"], cwd=CHECKOUT, env=stack.environment, capture_output=True, check=False)
 
 
-def _environment(root: Path) -> dict[str, str]:
+def servers_environment(root: Path, *, runs: Path) -> dict[str, str]:
+    """Environment in which `infra/local/up`, Prefect and MLflow keep to `root`, on free ports, with runs in `runs`."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -92,7 +92,7 @@ def _environment(root: Path) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         "DFLASH_BIN": str(Path(sys.executable).parent),
         "DFLASH_LOCAL_DIR": str(root / "local"),
-        "DFLASH_RUNS_DIR": str(root),
+        "DFLASH_RUNS_DIR": str(runs),
         "DFLASH_PREFECT_PORT": str(prefect_port),
         "DFLASH_MLFLOW_PORT": str(mlflow_port),
         "PYTHONPATH": str(CHECKOUT),  # the code of this checkout, wherever the package is installed from

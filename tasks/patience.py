@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-import urllib.request
-from urllib.error import HTTPError, URLError
 
 from prefect.settings import get_current_settings
+
+from tasks.server import health_status
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,5 @@ def await_server() -> bool:
 
 def is_there(api_url: str) -> bool:
     """Whether something answers at `api_url`, even if only with a refusal."""
-    try:
-        with urllib.request.urlopen(f"{api_url}/health", timeout=PROBE_TIMEOUT_S):  # noqa: S310 - from Prefect's settings
-            return True
-    except HTTPError as error:
-        return error.code not in NOT_YET
-    except (URLError, OSError, ValueError):
-        return False
+    status = health_status(api_url, timeout_s=PROBE_TIMEOUT_S)
+    return status is not None and status not in NOT_YET

@@ -1,7 +1,8 @@
 """Artifacts in Prefect that a stage leaves behind.
 
-Invariant: reporting neither stops nor holds a stage. What a server that is away cannot take is kept and sent when the flow has
-done its work (`send_kept`); what it refuses costs a warning, and the stage's result stands.
+Invariant: reporting neither stops nor holds a stage. What a server that is away cannot take is kept, and sent with the next
+artifact that it takes or when the flow has done its work (`send_kept`); what it refuses costs a warning, and the stage's result
+stands.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def send_kept() -> None:
 def _store(key: str, create: Callable[[], object]) -> None:
     api_url = get_current_settings().api.url
     if api_url is None or is_there(api_url):
+        send_kept()
         _create(key, create)
     else:
-        logger.warning("artifact %s: the Prefect server is away; it is sent when the flow has done its work", key)
+        logger.warning("artifact %s: the Prefect server is away; it is sent once the server takes one again", key)
         _KEPT.append((key, contextvars.copy_context(), create))
 
 

@@ -18,11 +18,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from dflash.errors import DflashError
-from dflash.train.processes import die_with_parent
+from dflash.train.processes import die_with_parent, end_child
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
@@ -31,11 +32,18 @@ PROBE_TIMEOUT_S = 2.0
 
 def answers(api_url: str) -> bool:
     """Whether a Prefect server answers at `api_url`."""
+    return health_status(api_url, timeout_s=PROBE_TIMEOUT_S) == HTTPStatus.OK
+
+
+def health_status(api_url: str, *, timeout_s: float) -> int | None:
+    """HTTP status with which something at `api_url` answers whether it is healthy; None if nothing answers."""
     try:
-        with urllib.request.urlopen(f"{api_url}/health", timeout=PROBE_TIMEOUT_S) as response:  # noqa: S310 - from settings
-            return bool(response.status == 200)
+        with urllib.request.urlopen(f"{api_url}/health", timeout=timeout_s) as response:  # noqa: S310 - from Prefect's settings
+            return int(response.status)
+    except HTTPError as error:
+        return error.code
     except (URLError, OSError, ValueError):
-        return False
+        return None
 
 
 @contextlib.contextmanager
@@ -56,7 +64,7 @@ def temporary_server() -> Iterator[str]:
             _await_health(server, api_url, log)
             yield api_url
         finally:
-            _stop(server)
+            end_child(server, grace_s=STOP_TIMEOUT_S)
 
 
 def _start(port: int, api_url: str, log: Path) -> subprocess.Popen[bytes]:
@@ -82,12 +90,3 @@ def _await_health(server: subprocess.Popen[bytes], api_url: str, log: Path) -> N
             tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise DflashError(f"Prefect's temporary server did not start:\n{tail}", remedy="start one with infra/local/up")
         time.sleep(0.2)
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    try:
-        server.wait(timeout=STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()

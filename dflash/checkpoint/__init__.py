@@ -11,7 +11,17 @@ from dflash.checkpoint.layout import BEST, LATEST, LATEST_CLEAN, list_checkpoint
 from dflash.checkpoint.ledger import Ledger, clean_steps, current_states, is_legal, read_ledger
 from dflash.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_drafter, read_manifest, read_state, verify_checkpoint
 from dflash.checkpoint.pointers import point_to, read_pointer, remove_pointer
-from dflash.checkpoint.probes import ProbeView, ProbeWriter, hold_probes, outcomes, probe_is_due, probe_view, read_probes, tries
+from dflash.checkpoint.probes import (
+    ProbeFile,
+    ProbeView,
+    ProbeWriter,
+    hold_probes,
+    outcomes,
+    probe_is_due,
+    probe_view,
+    read_probes,
+    tries,
+)
 from dflash.checkpoint.remove import remove_aside, remove_checkpoint, remove_leftovers, set_aside
 from dflash.checkpoint.retention import checkpoints_to_delete
 from dflash.lazy import import_on_use
@@ -51,6 +61,7 @@ __all__ = [
     "LoadedCheckpoint",
     "LogEvidence",
     "NormJump",
+    "ProbeFile",
     "ProbeView",
     "ProbeWriter",
     "RunIdentity",

@@ -7,13 +7,12 @@ is skipped by every reader. A checkpoint written again by a later segment starts
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dflash.errors import DataError, RunStateError, SchemaVersionError
 from dflash.records import CheckpointState, LedgerEntry, LedgerLine, RollbackEntry, from_json, to_json
-from dflash.storage import fsync_dir
+from dflash.storage import append_line
 
 logger = logging.getLogger(__name__)
 
@@ -123,17 +122,5 @@ class Ledger:
         self._write(entry)
 
     def _write(self, entry: LedgerLine) -> None:
-        created = not self._path.exists()
-        with self._path.open("a+b") as file:
-            file.write(line_break_if_torn(file.fileno()) + to_json(entry).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if created:
-            fsync_dir(self._path.parent)
+        append_line(self._path, to_json(entry))
         self._lines.append(entry)
-
-
-def line_break_if_torn(descriptor: int) -> bytes:
-    r"""`\n` if the file's last line was torn by a kill, so that the next line starts cleanly; else nothing."""
-    size_bytes = os.fstat(descriptor).st_size
-    return b"\n" if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n" else b""

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash.checkpoint.ledger import line_break_if_torn
 from dflash.errors import DataError, RunStateError, SchemaVersionError
 from dflash.records import LedgerEntry, ProbeRecord, RunPaths, from_json, to_json
+from dflash.storage import append_line
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +111,36 @@ def probe_view(
     )
 
 
+class ProbeFile:
+    """The probes of a run as somebody sees them who looks often: the file only grows, so one of the same size is not read again.
+
+    Attributes:
+        records: all lines up to the last look.
+        size_bytes: of the file then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.records: list[ProbeRecord] = []
+        self.size_bytes = 0
+
+    def poll(self) -> bool:
+        """Read the file if there is anything new in it; returns whether there was.
+
+        Raises:
+            SchemaVersionError: written by another version of the code.
+        """
+        try:
+            size_bytes = self._path.stat().st_size
+        except FileNotFoundError:
+            size_bytes = 0
+        if size_bytes == self.size_bytes:
+            return False
+        self.records = read_probes(self._path)
+        self.size_bytes = size_bytes
+        return True
+
+
 class ProbeWriter:
     """The probing process's side: appends durable lines. Made by `hold_probes`."""
 
@@ -120,10 +149,7 @@ class ProbeWriter:
 
     def append(self, record: ProbeRecord) -> None:
         """Append one line durably."""
-        with self._path.open("a+b") as file:
-            file.write(line_break_if_torn(file.fileno()) + to_json(record).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, to_json(record))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ the name because a rollback writes a step again.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from dflash.checkpoint import layout
 from dflash.checkpoint.load import read_manifest, verify_checkpoint
 from dflash.errors import CheckpointError, DataError
 from dflash.records import CheckpointManifest, from_json
-from dflash.storage import Store, fsync_dir
+from dflash.storage import Store, atomic_write_bytes, fsync_dir
 
 ROOT = "checkpoints/"
 _MANIFEST = re.compile(r"checkpoints/step-(0|[1-9]\d*)/segment-(0|[1-9]\d*)/manifest\.json")
@@ -126,7 +127,9 @@ def restore_copy(store: Store, copy: RemoteCopy, directory: Path) -> CheckpointM
             )
         with store.open(copy.prefix + entry.name) as source, (temporary / entry.name).open("wb") as file:
             shutil.copyfileobj(source, file, _COPY_BYTES)
-    (temporary / layout.MANIFEST_FILE).write_bytes(data)
+            file.flush()
+            os.fsync(file.fileno())
+    atomic_write_bytes(temporary / layout.MANIFEST_FILE, data)
     verify_checkpoint(temporary)
     temporary.rename(final)
     fsync_dir(directory)

@@ -27,10 +27,8 @@ class WriteTimes:
     @property
     def limit_s(self) -> float:
         """Seconds after which a write hangs."""
-        rule = self._rule
-        if not self._finished_s:
-            return rule.hung_max_s
-        return min(rule.hung_max_s, max(rule.hung_min_s, rule.hung_factor * statistics.median(self._finished_s)))
+        rule, usual_s = self._rule, self.usual_s
+        return rule.hung_max_s if usual_s is None else min(rule.hung_max_s, max(rule.hung_min_s, rule.hung_factor * usual_s))
 
     def fits(self, budget_s: float, *, in_flight_s: float | None) -> bool:
         """Whether a write begun now is likely to be durable in `budget_s`; one that nothing is known of may be tried.
@@ -39,11 +37,11 @@ class WriteTimes:
             budget_s: time left.
             in_flight_s: for how long a write that must end first has been running; None without one.
         """
-        if not self._finished_s:
+        if self.usual_s is None:
             return budget_s > 0
-        usual_s = _MARGIN * statistics.median(self._finished_s)
-        before_s = 0.0 if in_flight_s is None else max(0.0, usual_s - in_flight_s)
-        return before_s + usual_s <= budget_s
+        careful_s = _MARGIN * self.usual_s
+        before_s = 0.0 if in_flight_s is None else max(0.0, careful_s - in_flight_s)
+        return before_s + careful_s <= budget_s
 
     @property
     def usual_s(self) -> float | None:

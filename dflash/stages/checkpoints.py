@@ -19,7 +19,6 @@ from dflash.checkpoint import (
     list_checkpoints,
     norm_jumps,
     outcomes,
-    probe_is_due,
     probe_view,
     read_ledger,
     read_pointer,
@@ -29,15 +28,15 @@ from dflash.checkpoint import (
     verify_checkpoint,
     why_states,
 )
+from dflash.checkpoint.layout import DRAFTER_FILE, MANIFEST_FILE
 from dflash.config import CheckpointConfig
 from dflash.errors import CheckpointError, RunStateError
 from dflash.health import critical_findings
 from dflash.records import RunPaths
 from dflash.stages.health import load_report
 from dflash.stages.run import Run, reopen_run
+from dflash.train.probes import due_steps
 
-WEIGHTS_FILE = "drafter.safetensors"
-_MANIFEST = "manifest.json"
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
@@ -161,7 +160,7 @@ def _verified(
     path: Path, *, before: tuple[str, dict[str, float]] | None, factor: float
 ) -> tuple[VerifiedCheckpoint, dict[str, float]]:
     problems: list[str] = []
-    if (path / _MANIFEST).is_file():
+    if (path / MANIFEST_FILE).is_file():
         try:
             verify_checkpoint(path)
         except CheckpointError as error:
@@ -178,7 +177,7 @@ def _verified(
             f"{file.name}: {s.name} has {s.nonfinite} of {s.values} values that are not finite" for s in found if s.nonfinite
         ]
         scans += found
-        if file.name == WEIGHTS_FILE or not (path / WEIGHTS_FILE).is_file():
+        if file.name == DRAFTER_FILE or not (path / DRAFTER_FILE).is_file():
             weights += found
     jumps = norm_jumps({} if before is None else before[1], weights, factor=factor)
     result = VerifiedCheckpoint(
@@ -224,8 +223,6 @@ def _evidence(run: Run) -> LogEvidence:
 
 
 def _awaited_probes(run: Run) -> frozenset[tuple[int, int]]:
-    paths, every, interval = run.paths, run.config.probe.every_steps, run.config.checkpoint.interval_steps
-    steps = list_checkpoints(paths.checkpoints_dir)
-    due = [step for step in steps if probe_is_due(step, every_steps=every, interval_steps=interval)]
-    current = current_states(read_ledger(paths.ledger))
+    paths, current = run.paths, current_states(read_ledger(run.paths.ledger))
+    due = due_steps(paths, run.config)
     return probe_view(read_probes(paths.probes), current, due=due, min_frac=run.config.probe.min_frac).awaited

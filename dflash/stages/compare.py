@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash.compare.compare import Comparison, compare_runs
 from dflash.compare.page import render_comparison
@@ -32,6 +33,11 @@ class CompareStage:
     def text(self) -> str:
         """For a terminal."""
         return comparison_text(self.comparison)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """For programs: JSON-able values."""
+        return comparison_data(self.comparison)
 
 
 def compare_stage(run_dirs: Sequence[str | Path], *, output: Path | None, track: bool) -> CompareStage:

@@ -10,20 +10,21 @@ from typing import Literal
 import torch
 
 from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
+from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import load_data
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import CheckpointError, RunStateError
 from dflash.evaluate.candidates import drafter_candidate
 from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts
 from dflash.evaluate.run import evaluate_drafter, require_lossless
-from dflash.evaluate.write import RESULT_FILE, write_evaluation
+from dflash.evaluate.stored import RESULT_FILE, newest_evaluation
+from dflash.evaluate.write import write_evaluation
 from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
 from dflash.records import DataManifest, EvaluationResult, RunPaths, from_json
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
 from dflash.tracking import evaluation_metrics
-from dflash.train.runs import read_data_pointer
 
 Which = Literal["trained", "untrained"]
 Progress = Callable[[str, int, int], None]
@@ -109,10 +110,10 @@ def load_result(paths: RunPaths, which: Which) -> EvaluationResult:
     Raises:
         RunStateError: there is none.
     """
-    found = sorted(paths.eval_dir.glob(f"{which}-step-*/{RESULT_FILE}"), key=lambda file: int(file.parent.name.rpartition("-")[2]))
-    if not found:
+    folder = newest_evaluation(paths.eval_dir, which)
+    if folder is None:
         raise RunStateError(f"run {paths.root} has no {which} evaluation", remedy=f"python -m dflash evaluate {paths.root}")
-    return from_json(EvaluationResult, found[-1].read_bytes(), origin=str(found[-1]))
+    return from_json(EvaluationResult, (folder / RESULT_FILE).read_bytes(), origin=str(folder / RESULT_FILE))
 
 
 def _checkpoint_of(paths: RunPaths, which: Which) -> Path:

@@ -9,6 +9,7 @@ from dflash.data.plan import survey_plan
 from dflash.data.plan_picture import draw_plan
 from dflash.data.plan_stats import PlanStats, plan_stats
 from dflash.data.reader import SampleStore
+from dflash.evaluate.text import aligned
 from dflash.records import PlanManifest
 
 
@@ -60,8 +61,6 @@ def survey_table(survey: PlanSurvey) -> str:
         "all", "", f"{stats.samples:,}", f"{stats.tokens:,}", f"{stats.batches:,}", f"{stats.padded_tokens:,}",
         f"{stats.efficiency:.4f}", "", str(stats.longest_run), "",
     )  # fmt: skip
-    widths = [max(len(row[column]) for row in (head, *rows, total)) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows, total)]
     runs = ", ".join(f"{count:,} of {length}" for length, count in stats.run_counts[:8])
     more = "" if len(stats.run_counts) <= 8 else f", and longer ones up to {stats.longest_run}"
     longest = f"longest run over all {manifest.epochs} epochs: {manifest.longest_bucket_run}"
@@ -70,7 +69,7 @@ def survey_table(survey: PlanSurvey) -> str:
     )
     return "\n".join(
         [
-            *lines,
+            *aligned((head, *rows, total), left=0),
             "ends: strides (all batches / the bucket's) between a bucket's last batch and the epoch's end",
             f"order {manifest.settings['order']}: {manifest.bucket_run_note}; {longest}",
             f"runs in the first epoch: {runs}{more}",

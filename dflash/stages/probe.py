@@ -22,17 +22,13 @@ import torch
 from dflash.checkpoint import (
     ProbeWriter,
     hold_probes,
-    list_checkpoints,
     load_drafter,
     outcomes,
-    probe_is_due,
     read_manifest,
     read_probes,
-    read_state,
     tries,
 )
-from dflash.config import Config
-from dflash.data.plan_file import read_plan_manifest
+from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import load_data
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import CheckpointError, DflashError, RunStateError
@@ -43,8 +39,8 @@ from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
 from dflash.records import ProbeFigures, ProbeOutcome, ProbeRecord, RunPaths
 from dflash.stages.run import Run, reopen_run
+from dflash.train.probes import due_steps
 from dflash.train.processes import die_with_parent
-from dflash.train.runs import read_data_pointer
 
 logger = logging.getLogger(__name__)
 
@@ -93,16 +89,6 @@ def probe_stage(run_dir: Path, *, parent_pid: int | None, on_probe: Callable[[Pr
             else:
                 time.sleep(POLL_S)
     return found
-
-
-def due_steps(paths: RunPaths, config: Config) -> list[int]:
-    """Checkpoints in place that are to be probed, whether or not they have been, ascending."""
-    steps = list_checkpoints(paths.checkpoints_dir)
-    every, interval = config.probe.every_steps, config.checkpoint.interval_steps
-    due = [step for step in steps if probe_is_due(step, every_steps=every, interval_steps=interval)]
-    if every and steps and steps[-1] not in due and steps[-1] > 0 and _is_last(paths, steps[-1]):
-        due.append(steps[-1])
-    return due
 
 
 def give_up(run: Run, writer: ProbeWriter, *, reason: str) -> None:
@@ -227,15 +213,6 @@ class _Prober:
 
     def _key(self, step: int) -> tuple[int, int]:
         return checkpoint_key(self._run.paths, step)
-
-
-def _is_last(paths: RunPaths, step: int) -> bool:
-    """Whether no step follows: the schedule or the plan is at its end."""
-    try:
-        state = read_state(paths.checkpoint(step))
-    except CheckpointError:
-        return False
-    return state.step >= state.total_steps or state.plan_position >= read_plan_manifest(paths.plan_dir).batches
 
 
 def _record(

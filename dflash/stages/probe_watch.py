@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dflash.checkpoint import (
     BEST,
+    ProbeFile,
     best_checkpoint,
     current_states,
     hold_probes,
@@ -27,21 +28,22 @@ from dflash.checkpoint import (
     point_to,
     read_ledger,
     read_pointer,
-    read_probes,
     remove_pointer,
 )
 from dflash.errors import DflashError
 from dflash.evaluate.probe import paired_gain
 from dflash.records import EventRecord, ProbeFigures, ProbeRecord, RunPaths
-from dflash.stages.probe import checkpoint_key, due_steps, give_up
+from dflash.stages.probe import checkpoint_key, give_up
 from dflash.stages.run import Run
 from dflash.train.follow import parse_lines
+from dflash.train.probes import due_steps
+from dflash.train.processes import end_child
 from dflash.train.progress import newest_segment
 from dflash.train.run_log import append_event
 
 logger = logging.getLogger(__name__)
 
-EVENT = "acceptance_probe"
+EVENT: Final = "acceptance_probe"
 _FIRST_WAIT_S = 2.0
 _LONGEST_WAIT_S = 300.0
 _STARTS_WITHOUT_A_WORD = 3
@@ -69,9 +71,9 @@ class ProbeWatch:
         self._run = run
         self._child = _Child(run.paths, timeout_s=run.config.probe.timeout_s, niceness=run.config.probe.niceness)
         self._taken: set[tuple[int, int, str]] | None = None
-        self._chosen_from: object = None
-        self._records: list[ProbeRecord] = []
-        self._size_bytes = 0
+        self._file = ProbeFile(run.paths.probes)
+        self._wanted = False
+        self._seen: object = None
         self._trouble = ""
 
     def tick(self) -> None:
@@ -93,27 +95,29 @@ class ProbeWatch:
 
     def _tick(self) -> None:
         paths = self._run.paths
-        records = self._read()
-        known = outcomes(records)
-        waiting = [step for step in due_steps(paths, self._run.config) if checkpoint_key(paths, step) not in known]
-        self._child.tick(wanted=bool(waiting), lines=len(records))
+        self._file.poll()
+        seen, records = self._glance(), self._file.records
+        if seen != self._seen:
+            known = outcomes(records)
+            self._wanted = any(checkpoint_key(paths, step) not in known for step in due_steps(paths, self._run.config))
+        self._child.tick(wanted=self._wanted, lines=len(records))
         if self._child.is_hopeless:
             with hold_probes(paths) as writer:
                 give_up(self._run, writer, reason=f"its process died {_STARTS_WITHOUT_A_WORD} times, see {paths.probe_output.name}")
             self._child.hope_again()
-        new = [record for record in known.values() if _identity(record) not in self._taken_in()]
-        for record in sorted(new, key=lambda record: record.at):
-            self._take_in(record)
-        if records:
-            self._choose_best(records)
+        if seen != self._seen:
+            new = [record for record in outcomes(records).values() if _identity(record) not in self._taken_in()]
+            for record in sorted(new, key=lambda record: record.at):
+                self._take_in(record)
+            if records:
+                self._choose_best(records)
+            self._seen = seen
 
-    def _read(self) -> list[ProbeRecord]:
-        """All lines of the probes; the file only ever grows, so one of the same size is not read again."""
-        size_bytes = self._run.paths.probes.stat().st_size if self._run.paths.probes.exists() else 0
-        if size_bytes != self._size_bytes:
-            self._records = read_probes(self._run.paths.probes)
-            self._size_bytes = size_bytes
-        return self._records
+    def _glance(self) -> object:
+        """What everything here comes from, cheaply: while it stays the same, nothing else is due, and the best stays the best."""
+        ledger, directory = self._run.paths.ledger, self._run.paths.checkpoints_dir
+        steps = tuple(list_checkpoints(directory))
+        return self._file.size_bytes, steps, ledger.stat().st_size if ledger.is_file() else 0
 
     def _take_in(self, record: ProbeRecord) -> None:
         details: dict[str, Any] = {
@@ -139,7 +143,7 @@ class ProbeWatch:
             step=record.step,
             wall_time_s=time.time(),
             mono_time_s=time.monotonic(),
-            event="acceptance_probe",
+            event=EVENT,
             details=details,
         )
         append_event(self._run.paths.log, event)
@@ -155,11 +159,7 @@ class ProbeWatch:
         directory = self._run.paths.checkpoints_dir
         current, in_place = current_states(read_ledger(self._run.paths.ledger)), list_checkpoints(directory)
         before = read_pointer(directory, BEST)
-        choice = (len(records), current, in_place, before)
-        if choice == self._chosen_from:
-            return
         best = best_checkpoint(records, current, in_place=in_place, best=before, is_better=self._is_better)
-        self._chosen_from = choice
         if best is not None and best != before:
             logger.info("step-%d is the best checkpoint by its probe", best)
             point_to(directory, BEST, best)
@@ -217,15 +217,9 @@ class _Child:
 
     def end(self) -> None:
         """End it if it runs; a probe that is cut off is begun again by the next supervisor."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+        if self._process is not None:
+            end_child(self._process, grace_s=_END_S)
+            self._process = None
 
     def _start(self) -> None:
         self._paths.probe_dir.mkdir(parents=True, exist_ok=True)

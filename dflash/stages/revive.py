@@ -34,15 +34,12 @@ from dflash.train.attempts import (
     untold_ends,
 )
 from dflash.train.follow import LogFollower
-from dflash.train.processes import end_recorded
+from dflash.train.processes import STOP_GRACE_S, end_recorded
 from dflash.train.requests import halted_by
 from dflash.train.restarts import RestartBudget
 from dflash.train.runs import hold_run
 
 logger = logging.getLogger(__name__)
-
-REAP_GRACE_S = 25.0
-"""Time that a left-over trainer has to save its state."""
 
 SILENT_BEATS = 5.0
 """Heartbeats that are missing before a supervisor counts as silent."""
@@ -96,12 +93,17 @@ def revive_stage(run_dir: str | Path, *, server: FlowRuns) -> list[Revival]:
     run = reopen_run(run_dir)
     paths = run.paths
     with _alone(paths) as alone:
-        dead = open_attempts(paths, patience_s=SILENT_BEATS * run.config.train.heartbeat_s) if alone else []
+        dead = dead_attempts(run.config, paths) if alone else []
         newest = attempts(paths)[-1] if dead else None
         if alone:
             _tell_ends(paths, server)
         done = [_revive(run.config, paths, attempt, server, overtaken=attempt != newest) for attempt in dead]
     return [revival for revival in done if revival is not None]
+
+
+def dead_attempts(config: Config, paths: RunPaths) -> list[Attempt]:
+    """Flow runs of a run that have died without a word, or may have: only the server knows of one that has not begun."""
+    return open_attempts(paths, patience_s=SILENT_BEATS * config.train.heartbeat_s)
 
 
 def _revive(config: Config, paths: RunPaths, attempt: Attempt, server: FlowRuns, *, overtaken: bool) -> Revival | None:
@@ -139,7 +141,7 @@ def _reaped(paths: RunPaths) -> bool:
     """End what the dead flow left; False if somebody has taken the run over and keeps its processes."""
     try:
         with hold_run(paths):
-            end_recorded(paths, grace_s=REAP_GRACE_S)
+            end_recorded(paths, grace_s=STOP_GRACE_S)
     except RunStateError:
         return False
     return True

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflash.config import flat_params
+from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import load_data, read_preview
 from dflash.errors import DflashError, InterruptedRunError
 from dflash.records import RunPaths
@@ -17,7 +18,6 @@ from dflash.stages.run import Run
 from dflash.stages.tracking import segment_tracker, tracker_of
 from dflash.tracking import LogForwarder, Tracker
 from dflash.train.progress import TrainProgress, read_account, read_progress
-from dflash.train.runs import read_data_pointer
 from dflash.train.supervisor import supervise
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,14 @@
 """The one door to files and `s3://` objects: durable, atomic, verified."""
 
-from dflash.storage.local import atomic_write_bytes, atomic_write_text, create_exclusively, disk_errors, fsync_dir, sha256_file
+from dflash.storage.local import (
+    append_line,
+    atomic_write_bytes,
+    atomic_write_text,
+    create_exclusively,
+    disk_errors,
+    fsync_dir,
+    sha256_file,
+)
 from dflash.storage.local_store import LocalStore
 from dflash.storage.s3_store import S3Store
 from dflash.storage.ssh import RemoteFile, is_ssh, remote_file
@@ -12,6 +20,7 @@ __all__ = [
     "RemoteFile",
     "S3Store",
     "Store",
+    "append_line",
     "atomic_write_bytes",
     "atomic_write_text",
     "create_exclusively",

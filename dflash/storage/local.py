@@ -49,6 +49,30 @@ def atomic_write_text(path: Path, text: str) -> None:
     atomic_write_bytes(path, text.encode("utf-8"))
 
 
+def append_line(path: Path, text: str) -> None:
+    r"""Append one line durably; its folder must exist.
+
+    A line that a kill has torn stays one torn line, because this one then starts with `\n`. It is one write on a file opened for
+    appending, so the lines of several processes do not mix.
+
+    Raises:
+        OSError: the disk refuses; a part of the line may be there.
+    """
+    created = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size_bytes = os.fstat(descriptor).st_size
+        torn = size_bytes > 0 and os.pread(descriptor, 1, size_bytes - 1) != b"\n"
+        line = memoryview((b"\n" if torn else b"") + text.encode() + b"\n")
+        while line:
+            line = line[os.write(descriptor, line) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if created:
+        fsync_dir(path.parent)
+
+
 @contextlib.contextmanager
 def disk_errors(doing: str, *, remedy: str) -> Iterator[None]:
     """Say in words what a full or unwritable disk means for a block that writes plain files.

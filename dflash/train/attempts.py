@@ -137,11 +137,18 @@ def open_attempts(paths: RunPaths, *, patience_s: float) -> list[Attempt]:
 def untold_ends(paths: RunPaths) -> list[tuple[Attempt, AttemptEnd]]:
     """Attempts that have said how they ended, whose process is gone, and of which nobody has seen that the server knows it."""
     ended = [(attempt, end_of(paths, attempt.flow_run)) for attempt in attempts(paths) if not is_running(attempt.process)]
-    return [
-        (attempt, end)
-        for attempt, end in ended
-        if end is not None and end.how != DIED and not (paths.attempts_dir / f"{attempt.flow_run}{_TOLD_SUFFIX}").exists()
-    ]
+    return [(attempt, end) for attempt, end in ended if end is not None and not _is_settled(paths, end, attempt.flow_run)]
+
+
+def any_unsettled(paths: RunPaths) -> bool:
+    """Whether a run has an attempt without an end, or with one that the server may not know: most runs of a folder have none."""
+    ends = ((attempt.flow_run, end_of(paths, attempt.flow_run)) for attempt in attempts(paths))
+    return any(end is None or not _is_settled(paths, end, flow_run) for flow_run, end in ends)
+
+
+def _is_settled(paths: RunPaths, end: AttemptEnd, flow_run: str) -> bool:
+    """Whether the server knows an end: whoever notes a death has told it before."""
+    return end.how == DIED or (paths.attempts_dir / f"{flow_run}{_TOLD_SUFFIX}").exists()
 
 
 def note_told(paths: RunPaths, flow_run: str) -> None:

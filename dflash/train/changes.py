@@ -10,14 +10,13 @@ the plan is still consumed once: what is left of it is dealt to the new ranks, f
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dflash.config import Config, dump_config, load_config
 from dflash.errors import DataError, RunStateError
 from dflash.records import RunPaths, from_json, to_json
-from dflash.storage import atomic_write_text
+from dflash.storage import append_line, atomic_write_text
 from dflash.train.runs import differing_keys, run_is_live, show_differences, training_hash, training_identity
 
 logger = logging.getLogger(__name__)
@@ -75,10 +74,7 @@ def accept_changes(config: Config, paths: RunPaths) -> tuple[str, ...]:
         at=datetime.now(UTC).isoformat(),
     )
     paths.control_dir.mkdir(parents=True, exist_ok=True)
-    with paths.changes.open("ab") as file:
-        file.write(to_json(change).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(paths.changes, to_json(change))
     atomic_write_text(paths.config, dump_config(config))
     for line in differences:
         logger.warning("run %s goes on with an accepted change: %s", paths.root, line)

@@ -17,12 +17,9 @@ from dflash.config import Config
 from dflash.records import RunPaths
 from dflash.train.launch import launch_command, ranks_store, trainer_environment
 from dflash.train.node import announce
-from dflash.train.processes import end_recorded, identify, register_process
+from dflash.train.processes import STOP_GRACE_S, end_recorded, identify, register_process
 
 logger = logging.getLogger(__name__)
-
-STOP_GRACE_S = 25.0
-"""Time to finish a step and save after SIGTERM: below the 30 s that Prefect and torchrun give before they kill."""
 
 TICK_S = 0.5
 

@@ -54,7 +54,7 @@ def hold_devices(cluster: ClusterConfig, *, run: str) -> Iterator[None]:
 
 
 def _hold(path: Path, name: str, run: str, held: ExitStack) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _EVERYONE_WRITES)
+    descriptor = _open(path)
     held.callback(os.close, descriptor)
     with suppress(PermissionError):  # another user's file has its rights already
         os.fchmod(descriptor, _EVERYONE_WRITES)
@@ -68,6 +68,14 @@ def _hold(path: Path, name: str, run: str, held: ExitStack) -> None:
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"pid {os.getpid()}, {run}\n".encode(), 0)
+
+
+def _open(path: Path) -> int:
+    try:
+        # Not with O_CREAT: the kernel refuses that for another user's file in a sticky folder (fs.protected_regular).
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _EVERYONE_WRITES)
 
 
 def _folder() -> Path:

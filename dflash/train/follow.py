@@ -13,17 +13,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_SEGMENT_STARTS = ("start", "resume", "rollback_end")
+SEGMENT_STARTS = ("start", "resume", "rollback_end")
 _BETWEEN_SEGMENTS = ("rollback_begin", "rollback_end")
 """Written by a supervisor while no trainer runs: they announce a segment, the trainer then begins it."""
+
+
+class NewLines:
+    """A file of JSON lines that others append to: what is new in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Objects of the whole lines since the last call; none while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return iter(())
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return parse_lines(data[:whole])
 
 
 class LogFollower:
     """Reads what is new at each `poll`; memory is 16 bytes a step."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._lines = NewLines(path)
         self._step_time_s = array("d")
         self._wait_time_s = array("d")
         self.last_segment: int | None = None
@@ -31,13 +50,13 @@ class LogFollower:
 
     def poll(self) -> None:
         """Read the lines written since the last call."""
-        for item in self._new_items():
+        for item in self._lines.read():
             kind, step, segment = item.get("kind"), item.get("step"), item.get("segment")
             if not isinstance(step, int) or not isinstance(segment, int):
                 continue
             if item.get("event") not in _BETWEEN_SEGMENTS:
                 self.last_segment = segment if self.last_segment is None else max(self.last_segment, segment)
-            if kind == "event" and item.get("event") in _SEGMENT_STARTS:
+            if kind == "event" and item.get("event") in SEGMENT_STARTS:
                 self._abandon(step)
             elif kind == "step":
                 self._note(step, float(item["step_time_s"]), float(item["wait_time_s"]))
@@ -75,17 +94,6 @@ class LogFollower:
             self._step_time_s.extend([math.nan] * missing)
             self._wait_time_s.extend([math.nan] * missing)
         self._step_time_s[step], self._wait_time_s[step] = step_time_s, wait_time_s
-
-    def _new_items(self) -> Iterator[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data.rfind(b"\n") + 1
-        self._offset += whole
-        yield from parse_lines(data[:whole])
 
 
 def parse_lines(data: bytes) -> Iterator[dict[str, Any]]:

@@ -14,10 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from dflash.records import RunPaths
-from dflash.train.processes import boot_id
+from dflash.train.processes import boot_id, this_process
 
 LENGTH_BYTES = 256
 _MODE = 0o644
+
+
+class Heart:
+    """The calling process's heartbeats as the supervisor of a run, `every_s` seconds apart."""
+
+    def __init__(self, paths: RunPaths, *, every_s: float) -> None:
+        self._file = paths.heartbeat
+        self._every_s = every_s
+        self._me = this_process(role="supervisor")
+        self._due_s = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next one."""
+        return time.monotonic() >= self._due_s
+
+    def beat(self) -> None:
+        """Write one, whether or not it is time.
+
+        Raises:
+            OSError: the disk refuses; the next one is due in its time all the same.
+        """
+        self._due_s = time.monotonic() + self._every_s
+        beat = {
+            "pid": self._me.pid,
+            "start_time": self._me.start_ticks,
+            "boot_id": self._me.boot_id,
+            "at": time.time(),
+            "mono": time.monotonic(),
+        }
+        write_heartbeat(self._file, beat)
 
 
 def write_heartbeat(file: Path, beat: Mapping[str, Any]) -> None:

@@ -13,11 +13,12 @@ from dflash.checkpoint import LoadedCheckpoint, RunIdentity
 from dflash.config import Config
 from dflash.data.consumption import positions_to_consume
 from dflash.data.plan import BatchPlan, load_plan
+from dflash.data.pointer import read_data_pointer
 from dflash.data.reader import SampleStore
 from dflash.errors import CheckpointError, RunStateError, TargetError
 from dflash.records import RunPaths, TrainerState
 from dflash.train.guard import NEW_GUARD
-from dflash.train.runs import read_data_pointer, training_hash
+from dflash.train.runs import training_hash
 from dflash.train.schedule import count_steps
 
 

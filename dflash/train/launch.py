@@ -14,13 +14,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from dflash.train.processes import LAUNCHER_PID_VARIABLE, STORE_VARIABLE, die_with_parent
+from dflash.train.processes import LAUNCHER_PID_VARIABLE, ORPHANED_EXIT, STORE_VARIABLE, die_with_parent
 
 if TYPE_CHECKING:
     from dflash.config import ClusterConfig
 
 _USAGE_EXIT = 2
-_ORPHANED_EXIT = 3
 
 
 def launch_command(
@@ -79,7 +78,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m dflash.train.launch SUPERVISOR_PID RANKS_STORE TORCHRUN_ARGUMENTS...\n")
         return _USAGE_EXIT
     if not die_with_parent(int(arguments[0])):
-        return _ORPHANED_EXIT
+        return ORPHANED_EXIT
     os.environ.pop(STORE_VARIABLE, None)
     if arguments[1] != "-":
         os.environ[STORE_VARIABLE] = arguments[1]

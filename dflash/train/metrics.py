@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from dflash.records import MicroBatchRecord, StepRecord
@@ -33,7 +33,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What the log tells of a micro-batch besides its losses."""
+    """What the log tells of a micro-batch besides its losses; the names are those of `MicroBatchRecord`."""
 
     batch_id: int
     bucket: int
@@ -64,6 +64,9 @@ class BatchFacts:
             supervised_tokens=batch.supervised_tokens,
             covered_tokens=batch.covered_tokens,
         )
+
+
+_FACTS = tuple(field.name for field in fields(BatchFacts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +144,11 @@ def step_record(context: StepContext, update: Update, reports: Sequence[RankRepo
 
 def micro_batch_record(facts: BatchFacts, sums: Sums, *, rank: int) -> MicroBatchRecord:
     """What one micro-batch contributed."""
+    known: dict[str, Any] = {name: getattr(facts, name) for name in _FACTS}
     return MicroBatchRecord(
-        batch_id=facts.batch_id,
-        bucket=facts.bucket,
-        epoch=facts.epoch,
-        rows=facts.rows,
-        padded_length_tokens=facts.padded_length_tokens,
-        length_min_tokens=facts.length_min_tokens,
-        length_max_tokens=facts.length_max_tokens,
-        length_sum_tokens=facts.length_sum_tokens,
-        n_seqs=facts.n_seqs,
+        **known,
         n_tokens=sums.n_tokens,
         n_blocks=sums.n_blocks,
-        supervised_tokens=facts.supervised_tokens,
-        covered_tokens=facts.covered_tokens,
         ce_sum=finite_or_none(sums.ce_sum),
         objective_sum=finite_or_none(sums.objective_sum),
         objective_weight=finite_or_none(sums.objective_weight),

@@ -106,7 +106,10 @@ class Mirror:
         if error is None:
             copies = [[copy.step, copy.segment] for copy in list_copies(self._store)]
         payload = {"store": self._store.uri, "copies": copies, "error": error, "at": time.time()}
-        atomic_write_text(self._paths.control_dir / "mirror.json", json.dumps(payload) + "\n")
+        try:
+            atomic_write_text(self._paths.control_dir / "mirror.json", json.dumps(payload) + "\n")
+        except StorageError as problem:  # a full local disk: copying goes on, and nobody's own error is hidden by this one
+            logger.warning("the state of the copies is not noted: %s", problem)
 
 
 def open_mirror(paths: RunPaths, rule: CheckpointConfig, *, on_object: Callable[[str], None]) -> Mirror | None:

@@ -21,13 +21,11 @@ from dflash.errors import RunStateError, TrainerCrashedError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text
 from dflash.train.launch import launch_command, trainer_environment
+from dflash.train.processes import STOP_GRACE_S, end_child
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-
-END_GRACE_S = 25.0
-"""Time that ranks have to end after SIGTERM, as on the supervisor's machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +134,8 @@ def _run_ranks(config: Config, paths: RunPaths, launch: Launch, *, node: int, pu
             pulse.require()
             time.sleep(POLL_S)
     finally:
-        _end(process)
+        end_child(process, grace_s=STOP_GRACE_S)  # its ranks follow: they asked the kernel to die with it
     return process.returncode
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=END_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()  # its ranks follow: they asked the kernel to die with it
-            process.wait()
 
 
 def _output(paths: RunPaths, node: int) -> Path:

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,6 +24,7 @@ from dflash.records import EventName, FaultPlan, PlantedFault, RunPaths, StepRec
 from dflash.train.features import FeatureBatch
 from dflash.train.planted_log import append_planted, planted_lines
 from dflash.train.step import Stepper, Update
+from dflash.train.trainer import StepLog
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +43,6 @@ SHORT_LOSS_FACTOR = 3.0
 """A window of this many tokens, and how far its loss is from the usual: by chance, not by damage."""
 
 Operation = Callable[[str], None]
-
-
-class StepLog(Protocol):
-    """What the trainer's loop logs to."""
-
-    def step(self, record: StepRecord) -> None:
-        """Append a step record."""
-
-    def event(self, name: EventName, step: int, details: Mapping[str, Any]) -> None:
-        """Append an event."""
 
 
 class Faults:

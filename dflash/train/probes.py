@@ -5,11 +5,11 @@ Invariant: everything is read from files; who writes them, and whether anyone do
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dflash.checkpoint import ProbeView, list_checkpoints, probe_is_due, probe_view, read_probes
+from dflash.checkpoint import ProbeFile, ProbeView, list_checkpoints, probe_is_due, probe_view, read_state
 from dflash.config import Config
-from dflash.records import ProbeRecord, RunPaths
+from dflash.data.plan_file import read_plan_manifest
+from dflash.errors import CheckpointError
+from dflash.records import RunPaths
 from dflash.train.book import CheckpointBook
 
 
@@ -27,17 +27,11 @@ class ProbeReader:
         self._probe = config.probe
         self._interval_steps = config.checkpoint.interval_steps
         self._book = book
-        self._records: list[ProbeRecord] = []
-        self._size_bytes = 0
+        self._file = ProbeFile(paths.probes)
 
     def poll(self) -> bool:
         """Read what is new; returns whether there was anything."""
-        size_bytes = _size_of(self._paths.probes)
-        if not self._probe.every_steps or size_bytes == self._size_bytes:
-            return False
-        self._size_bytes = size_bytes
-        self._records = read_probes(self._paths.probes)
-        return True
+        return bool(self._probe.every_steps) and self._file.poll()
 
     def view(self, *, ended: bool) -> ProbeView:
         """What the verdicts on the checkpoints in place have to know; at the end of the run the last one's probe is due too."""
@@ -45,7 +39,7 @@ class ProbeReader:
             return ProbeView()
         steps = list_checkpoints(self._paths.checkpoints_dir)
         due = [step for step in steps if self._is_due(step) or (ended and step == steps[-1])]
-        return probe_view(self._records, self._book.current, due=due, min_frac=self._probe.min_frac)
+        return probe_view(self._file.records, self._book.current, due=due, min_frac=self._probe.min_frac)
 
     def awaits(self) -> bool:
         """Whether a verdict at the end of the run still waits for a probe."""
@@ -55,8 +49,20 @@ class ProbeReader:
         return probe_is_due(step, every_steps=self._probe.every_steps, interval_steps=self._interval_steps)
 
 
-def _size_of(path: Path) -> int:
+def due_steps(paths: RunPaths, config: Config) -> list[int]:
+    """Checkpoints in place that are to be probed, whether or not they have been, ascending."""
+    steps = list_checkpoints(paths.checkpoints_dir)
+    every, interval = config.probe.every_steps, config.checkpoint.interval_steps
+    due = [step for step in steps if probe_is_due(step, every_steps=every, interval_steps=interval)]
+    if every and steps and steps[-1] not in due and steps[-1] > 0 and _is_last(paths, steps[-1]):
+        due.append(steps[-1])
+    return due
+
+
+def _is_last(paths: RunPaths, step: int) -> bool:
+    """Whether no step follows: the schedule or the plan is at its end."""
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+        state = read_state(paths.checkpoint(step))
+    except CheckpointError:
+        return False
+    return state.step >= state.total_steps or state.plan_position >= read_plan_manifest(paths.plan_dir).batches

@@ -16,6 +16,7 @@ import logging
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 """From <sys/prctl.h>."""
+
+STOP_GRACE_S = 25.0
+"""Time to finish a step and save after SIGTERM: below the 30 s that Prefect and torchrun give before they kill."""
+
+ORPHANED_EXIT = 3
+"""Exit status of a process whose parent was gone before it could ask to die with it."""
 
 LAUNCHER_PID_VARIABLE = "DFLASH_LAUNCHER_PID"
 """Environment variable in which torchrun's pid travels to the ranks."""
@@ -118,6 +125,18 @@ def end_recorded(paths: RunPaths, *, grace_s: float) -> int:
     with _registry_lock(paths):
         _write(paths.trainer_pids, recorded_processes(paths))
     return len(running)
+
+
+def end_child(child: subprocess.Popen[bytes] | subprocess.Popen[str], *, grace_s: float) -> None:
+    """End a child process if it still runs: SIGTERM, `grace_s` to end by itself, then SIGKILL; it is gone afterwards."""
+    if child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(timeout=grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _send(process: ProcessIdentity, number: signal.Signals) -> None:

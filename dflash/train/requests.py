@@ -17,7 +17,7 @@ from dflash.storage import atomic_write_text, create_exclusively
 
 logger = logging.getLogger(__name__)
 
-_ACK_SUFFIX = ".ack.json"
+ACK_SUFFIX = ".ack.json"
 
 
 def pending_requests(paths: RunPaths) -> list[ControlRequest]:
@@ -26,7 +26,7 @@ def pending_requests(paths: RunPaths) -> list[ControlRequest]:
         return []
     pending = []
     for file in sorted(paths.requests_dir.glob("*.json")):
-        if file.name.endswith(_ACK_SUFFIX) or file.name.startswith(".") or _ack_file(paths, file.stem).exists():
+        if file.name.endswith(ACK_SUFFIX) or file.name.startswith(".") or _ack_file(paths, file.stem).exists():
             continue
         request = _read(paths, file)
         if request is not None:
@@ -48,8 +48,8 @@ def acknowledge(paths: RunPaths, key: str, *, outcome: str) -> None:
 
 def halted_by(paths: RunPaths) -> ControlRequest | None:
     """The request that halted this run, None if none did; a halted run is not continued as if it had crashed."""
-    for ack in sorted(paths.requests_dir.glob(f"*{_ACK_SUFFIX}")):
-        file = ack.with_name(f"{ack.name.removesuffix(_ACK_SUFFIX)}.json")
+    for ack in sorted(paths.requests_dir.glob(f"*{ACK_SUFFIX}")):
+        file = ack.with_name(f"{ack.name.removesuffix(ACK_SUFFIX)}.json")
         if file.is_file():
             request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
             if request.action == "halt":
@@ -70,4 +70,4 @@ def _read(paths: RunPaths, file: Path) -> ControlRequest | None:
 
 
 def _ack_file(paths: RunPaths, key: str) -> Path:
-    return paths.requests_dir / f"{key}{_ACK_SUFFIX}"
+    return paths.requests_dir / f"{key}{ACK_SUFFIX}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash.records import EventName, EventRecord, StepRecord, to_json
-from dflash.storage import fsync_dir
+from dflash.storage import append_line, fsync_dir
 
 logger = logging.getLogger(__name__)
 
@@ -193,13 +193,9 @@ class RunLog:
 
 
 def append_event(path: Path, event: EventRecord) -> None:
-    """Append one event durably from outside a trainer, while none writes."""
-    descriptor = _open_for_append(path)
-    try:
-        _write_line(descriptor, to_json(event), after_torn=False)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Append one event durably from outside a trainer; one that writes meanwhile writes whole lines too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append_line(path, to_json(event))
 
 
 def _open_for_append(path: Path) -> int:

@@ -13,11 +13,11 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash.config import Config, dump_config, flat_params, load_config
+from dflash.data.pointer import read_data_pointer
 from dflash.errors import RunStateError, StorageError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text, get_bytes, open_store
@@ -37,14 +37,6 @@ OBSERVING_KEYS = (
 _LOCK_TRIES = 25
 _LOCK_RETRY_S = 0.02
 """A probe of the lock holds it for microseconds: whoever wants it for good tries again for half a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataPointer:
-    """The data set that a run trains on: a folder or `s3://bucket/prefix`, and which version of it."""
-
-    location: str
-    fingerprint: str
 
 
 def training_identity(config: Config) -> dict[str, str]:
@@ -84,21 +76,6 @@ def prepare_run(config: Config, paths: RunPaths, *, location: str | Path, finger
     atomic_write_text(paths.config, dump_config(config))
     pointer = {"dir": open_store(location).uri, "fingerprint": fingerprint}
     atomic_write_text(paths.data_pointer, json.dumps(pointer, indent=2) + "\n")
-
-
-def read_data_pointer(paths: RunPaths) -> DataPointer:
-    """Which data set a run trains on.
-
-    Raises:
-        RunStateError: the run was not prepared.
-    """
-    try:
-        raw = json.loads(get_bytes(paths.data_pointer))
-        return DataPointer(location=str(raw["dir"]), fingerprint=str(raw["fingerprint"]))
-    except (StorageError, ValueError, KeyError, TypeError) as error:
-        raise RunStateError(
-            f"{paths.data_pointer} is missing or malformed", remedy="prepare the data first (python -m dflash data prepare)"
-        ) from error
 
 
 def run_is_live(paths: RunPaths) -> bool:

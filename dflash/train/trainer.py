@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from dflash.config import Config
 from dflash.data.plan_arrays import BatchPlan
 from dflash.data.reader import Batch
@@ -25,11 +23,11 @@ from dflash.errors import InterruptedRunError, NonFiniteLimitError
 from dflash.records import EventName, StepRecord, TrainerState
 from dflash.rollback import lr_factor
 from dflash.train.balance import ReplicaTimes, StageTime, advice, stage_shares
-from dflash.train.child import STOP_GRACE_S
 from dflash.train.features import FeatureBatch
 from dflash.train.group import Group
 from dflash.train.guard import kind_of, norm_limit, remember
 from dflash.train.metrics import BatchFacts, RankReport, StepContext, step_record
+from dflash.train.processes import STOP_GRACE_S
 from dflash.train.replica import FeatureSupply
 from dflash.train.schedule import deal_step, decay_start, lr_at, split_steps, warmup_factor, warmup_steps
 from dflash.train.step import Stepper, Update
@@ -303,7 +301,7 @@ def own_positions(plan: BatchPlan, positions: Sequence[int], *, group: Group) ->
 
 def costs_of(plan: BatchPlan, positions: Sequence[int]) -> list[int]:
     """Padded tokens of the batches at some positions."""
-    return [int(plan.padded_tokens_of(np.array([p]), epoch=plan.epoch_of(p))[0]) for p in positions]
+    return [plan.padded_tokens_of(position) for position in positions]
 
 
 def _times_of(word: Mapping[str, Any]) -> ReplicaTimes:

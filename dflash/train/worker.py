@@ -25,12 +25,11 @@ from dflash.train.group import join_group
 from dflash.train.inputs import open_inputs
 from dflash.train.models import load_models, replica_devices
 from dflash.train.outcome import write_exit
-from dflash.train.processes import LAUNCHER_PID_VARIABLE, die_with_parent, identify, register_process
+from dflash.train.processes import LAUNCHER_PID_VARIABLE, ORPHANED_EXIT, die_with_parent, identify, register_process
 from dflash.train.segment import run_segment
 
 logger = logging.getLogger("dflash.train.worker")  # run as a program, the module's own name is `__main__`
 
-_ORPHANED_EXIT = 3
 
 _SHARED_ERRORS = (InterruptedRunError, NonFiniteLimitError)
 """All ranks end with them together: rank 0, which saves, is the one that tells."""
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
     if launcher is not None and not die_with_parent(int(launcher)):
-        return _ORPHANED_EXIT
+        return ORPHANED_EXIT
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     paths = RunPaths(options.run_dir)
     rank = int(os.environ["RANK"])

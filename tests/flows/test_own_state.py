@@ -12,7 +12,7 @@ from prefect import flow, get_client, runtime
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelling, Crashed, Pending, Running, Scheduled
 
-from dflash.errors import HaltedError, InterruptedRunError
+from dflash.errors import HaltedError, InterruptedRunError, StorageError
 from dflash.records import ControlRequest, RollbackPlan, RunPaths
 from dflash.stages import Run
 from dflash.train.attempts import attempts, end_of
@@ -152,6 +152,17 @@ def test_the_automation_is_installed_once_and_brought_up_to_date() -> None:
     (action,) = known.actions
     assert action.state == StateType.CRASHED
     assert zombie_automation(60).trigger.expect == known.trigger.expect
+
+
+def test_an_end_that_cannot_be_noted_hides_no_reason(
+    config_file: Path, stages: FakeStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object, **_more: object) -> None:
+        raise StorageError("cannot write: no space left on device", remedy="make room")
+
+    monkeypatch.setattr("tasks.attempt.end_attempt", full)
+    stages.errors["train"] = [InterruptedRunError("stopped", remedy="again")]
+    assert "stopped" in str(train(str(config_file), return_state=True).message)
 
 
 def test_a_flow_notes_that_it_works_on_the_run_and_how_it_ended(

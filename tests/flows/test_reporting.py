@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 
 from dflash.errors import HaltedError
 from dflash.train.progress import TrainProgress
-from tasks import patience, progress, reporting
+from tasks import patience, progress, reporting, server
 from tasks.local import run_program
 from tasks.train_drafter import _detail
 
@@ -155,9 +155,13 @@ def test_what_a_server_that_is_away_cannot_take_is_sent_once_it_is_back(monkeypa
     assert stored == []
     there[0] = True
     reporting.markdown("c", "three", description="")
+    assert stored == [("one", "in the task"), ("two", "in the task"), ("three", "in the flow")], "in the order of the work"
+    there[0] = False
+    reporting.markdown("d", "four", description="")
+    assert len(stored) == 3
     reporting.send_kept()
     reporting.send_kept()
-    assert stored == [("three", "in the flow"), ("one", "in the task"), ("two", "in the task")]
+    assert stored[3:] == [("four", "in the flow")]
 
 
 def test_a_server_that_answers_is_not_waited_for_and_one_that_is_away_is(
@@ -183,7 +187,7 @@ def test_a_server_that_refuses_is_there_and_a_proxy_without_one_is_not(monkeypat
         return opened
 
     for code, there in ((401, True), (404, True), (502, False), (503, False)):
-        monkeypatch.setattr(patience.urllib.request, "urlopen", answer(code))
+        monkeypatch.setattr(server.urllib.request, "urlopen", answer(code))
         assert patience.is_there("http://127.0.0.1:1/api") is there
     assert not patience.is_there("not an address")
 

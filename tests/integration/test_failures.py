@@ -10,7 +10,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import psutil
@@ -18,7 +18,9 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
+from dflash.config import load_config
 from dflash.records import RunPaths
+from dflash.stages.revive import dead_attempts
 from dflash.train.attempts import attempts, end_of
 from dflash.train.processes import recorded_processes
 from dflash.train.runs import run_is_live
@@ -40,6 +42,8 @@ from tests.support.stack import (
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 TRUE_WITHIN_S = 120
+CLIENT_PATIENCE_S = 150
+"""More than twice the time after which Prefect's own client gives up."""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,16 @@ def final_state(client: SyncPrefectClient, run_id: UUID, *, within_s: float = TR
     return run.state
 
 
+def await_silence(paths: RunPaths, run_id: UUID) -> None:
+    """Wait until a health check would call the flow run dead, or it has said how it ended."""
+    config = load_config(paths.config)
+
+    def silent() -> bool | None:
+        return end_of(paths, str(run_id)) is not None or bool(dead_attempts(config, paths)) or None
+
+    awaited(silent, within_s=60, what=f"the silence of {paths.root.name}")
+
+
 def assert_at_rest(paths: RunPaths) -> None:
     assert recorded_processes(paths) == []
     assert not run_is_live(paths)
@@ -118,7 +132,7 @@ def test_a_cancelled_training_drains_saves_and_leaves_nobody(stack: Stack, clien
 def test_a_killed_flow_is_started_again_once_by_two_health_flows_at_once(stack: Stack, client: SyncPrefectClient) -> None:
     run_id, paths = training(stack, "killed")
     kill_flow(paths, run_id)
-    time.sleep(12)  # the heartbeat has to be old
+    await_silence(paths, run_id)
     both = [subprocess.Popen(health_command(stack, "killed"), cwd=ROOT, env=stack.env) for _ in range(2)]
     assert [process.wait(180) for process in both] == [0, 0]
     assert final_state(client, run_id).type == StateType.CRASHED
@@ -155,7 +169,7 @@ def test_a_worker_that_is_told_to_end_leaves_a_true_state(stack: Stack, client: 
     psutil.wait_procs([process], timeout=TRUE_WITHIN_S)
     awaited(lambda: True if not alive(worker) else None, within_s=TRUE_WITHIN_S, what="the worker's end")
     restart_worker(stack)
-    time.sleep(12)
+    await_silence(paths, run_id)
     check_health(stack, "term")
     state = final_state(client, run_id)
     end = end_of(paths, str(run_id))
@@ -170,12 +184,10 @@ def test_a_server_that_is_away_at_the_end_of_a_training_is_waited_for(stack: Sta
     server = stack.pids()["prefect-server"]
     os.kill(server, signal.SIGTERM)
     awaited(lambda: True if not alive(server) else None, within_s=60, what="the server's end")
-    gone_s = time.monotonic()
+    patient_until_s = time.monotonic() + CLIENT_PATIENCE_S
     awaited(lambda: True if paths.summary.is_file() else None, within_s=240, what="the summary, without a server")
-    process = flow_process(paths, run_id)
-    while time.monotonic() - gone_s < 150:  # Prefect's own client gives up after about 60 s
-        assert process.is_running()
-        time.sleep(1)
+    ended_early, _ = psutil.wait_procs([flow_process(paths, run_id)], timeout=max(0.0, patient_until_s - time.monotonic()))
+    assert not ended_early
     restart_worker(stack)
     assert final_state(client, run_id).is_completed()
     assert_at_rest(paths)
@@ -219,6 +231,23 @@ def victim(stack: Stack, paths: RunPaths, run_id: UUID, role: str) -> int:
     return recorded.pid
 
 
+CHECK_POINTS: tuple[Callable[[RunPaths, UUID], bool], ...] = (
+    lambda paths, _run_id: paths.root.is_dir(),
+    lambda paths, _run_id: (paths.control_dir / "revive.lock").exists(),
+    lambda paths, _run_id: len(attempts(paths)) > 1,
+    lambda paths, run_id: end_of(paths, str(run_id)) is not None,
+)
+"""How far a health check has come: started, looking at the dead run, the next flow run announced, the dead one's end noted."""
+
+
+def kill_check(stack: Stack, paths: RunPaths, run_id: UUID, *, point: Callable[[RunPaths, UUID], bool]) -> None:
+    """SIGKILL for a health check that has just come to `point` of its work."""
+    check = subprocess.Popen(health_command(stack, paths.root.name.rpartition("-")[0]), cwd=ROOT, env=stack.env)
+    awaited(lambda: point(paths, run_id) or None, within_s=180, what="the health check's work", pause_s=0.005)
+    check.kill()
+    check.wait()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_at_random_moments_end_in_a_finished_run_without_orphans(stack: Stack, client: SyncPrefectClient, seed: int) -> None:
     """Worker, flow, torchrun, rank or a health flow in its work: SIGKILL; health checks by hand stand in for the schedule."""
@@ -228,17 +257,14 @@ def test_kills_at_random_moments_end_in_a_finished_run_without_orphans(stack: St
     role = ("worker", "flow", "torchrun", "trainer", "health")[seed % 5]
     if role == "health":
         kill_flow(paths, run_id)
-        time.sleep(12)
-        check = subprocess.Popen(health_command(stack, name), cwd=ROOT, env=stack.env)
-        time.sleep(draw.uniform(2, 20))
-        check.kill()
-        check.wait()
+        await_silence(paths, run_id)
+        kill_check(stack, paths, run_id, point=CHECK_POINTS[seed // 5 % len(CHECK_POINTS)])
     else:
         os.kill(victim(stack, paths, run_id, role), signal.SIGKILL)
     if role == "worker":
         restart_worker(stack)
     if role in ("flow", "health"):
-        time.sleep(12)
+        await_silence(paths, run_id)
         check_health(stack, name)
         check_health(stack, name)
         assert final_state(client, run_id).type == StateType.CRASHED

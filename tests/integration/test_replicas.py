@@ -13,10 +13,11 @@ import pytest
 from dflash.checkpoint import list_checkpoints, read_state
 from dflash.config import dump_config, parse_config
 from dflash.data.plan import load_plan
+from dflash.data.pointer import read_data_pointer
 from dflash.errors import EXIT_INTERRUPTED, EXIT_NONFINITE, NonFiniteLimitError, RunStateError
 from dflash.train.changes import accept_changes
 from dflash.train.outcome import error_of, read_exit
-from dflash.train.runs import prepare_run, read_data_pointer
+from dflash.train.runs import prepare_run
 from tests.support.same_training import assert_close_steps, assert_same_training, new_run, trained_by_ranks, trained_run
 from tests.support.tiny_run import TinyRun, rewrite_config
 from tests.support.trainer_process import KillAt, end_of, live_steps, log_lines, start_ranks, train_ranks_to_end, wait_until_logged

@@ -1,4 +1,4 @@
-"""Plans on disk, for tests that need one without a run."""
+"""Plans on disk, for tests that need one without a run, and places in them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,9 @@ def write_plan(plan: BatchPlan, plan_dir: Path) -> None:
     for arrays in plan.epochs:
         writer.add(arrays)
     writer.finish(plan.manifest)
+
+
+def positions_of_epoch(plan: BatchPlan, epoch: int) -> range:
+    """All positions of an epoch."""
+    first = sum(len(arrays) for arrays in plan.epochs[:epoch])
+    return range(first, first + len(plan.epochs[epoch]))

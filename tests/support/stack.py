@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -27,6 +26,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from dflash.records import RunPaths
 from dflash.train.attempts import end_of, read_attempt
 from dflash.train.progress import read_progress
+from tasks.drill_stack import servers_environment
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -79,21 +79,8 @@ def free_port() -> int:
 @contextmanager
 def running_stack(folder: Path, **settings: str) -> Iterator[Stack]:
     """Start servers and workers in `folder`, with further environment variables; stop them at the end."""
-    prefect_port, mlflow_port = free_port(), free_port()
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "DFLASH_"))}
-    env |= {
-        "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{prefect_port}/api",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",  # the defaults (10 s and 60 s) suit production
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
-        "DFLASH_BIN": str(BIN),
-        "DFLASH_LOCAL_DIR": str(folder / "local"),
-        "DFLASH_RUNS_DIR": str(folder / "runs"),
-        "DFLASH_PREFECT_PORT": str(prefect_port),
-        "DFLASH_MLFLOW_PORT": str(mlflow_port),
-        "OMP_NUM_THREADS": "1",
-    } | settings
-    made = Stack(folder, env, f"http://127.0.0.1:{mlflow_port}")
+    env = servers_environment(folder, runs=folder / "runs") | settings
+    made = Stack(folder, env, f"http://127.0.0.1:{env['DFLASH_MLFLOW_PORT']}")
     try:
         made.call("infra/local/up")
         yield made
@@ -108,14 +95,14 @@ def client_of(stack: Stack) -> Iterator[SyncPrefectClient]:
         yield made
 
 
-def awaited(look: Callable[[], ValueT | None], *, within_s: float, what: str) -> ValueT:
+def awaited(look: Callable[[], ValueT | None], *, within_s: float, what: str, pause_s: float = 0.3) -> ValueT:
     """Ask until there is an answer; the pause only spares the server."""
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
         found = look()
         if found is not None:
             return found
-        time.sleep(0.3)
+        time.sleep(pause_s)
     pytest.fail(f"{what} did not happen within {within_s:.0f} s")
 
 

@@ -19,9 +19,10 @@ from dflash.records import ProbeFigures, ProbeRecord
 from dflash.stages import probe as probe_module
 from dflash.stages import probe_watch as watch_module
 from dflash.stages.evaluate import open_bench
-from dflash.stages.probe import BACKLOG, _Prober, due_steps, probe_stage
+from dflash.stages.probe import BACKLOG, _Prober, probe_stage
 from dflash.stages.probe_watch import ProbeWatch, _Child
 from dflash.stages.run import Run, reopen_run
+from dflash.train.probes import due_steps
 from tests.support.probe_run import build_probe_run, save_drafter
 
 

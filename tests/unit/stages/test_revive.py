@@ -18,7 +18,7 @@ from dflash.config import dump_config, parse_config
 from dflash.records import ControlRequest, RunPaths, to_json
 from dflash.stages import revive as room
 from dflash.stages.revive import Known, Revival, revive_stage
-from dflash.train.attempts import Attempt, attempts, begin_attempt, deaths, end_attempt, end_of
+from dflash.train.attempts import Attempt, any_unsettled, attempts, begin_attempt, deaths, end_attempt, end_of
 from dflash.train.processes import identify, recorded_processes, register_process
 from dflash.train.requests import acknowledge
 from dflash.train.runs import hold_run
@@ -78,6 +78,14 @@ def dead_flow_run(paths: RunPaths, name: str, *, deployment: str | None = "d") -
 def log_of(paths: RunPaths, steps: int) -> None:
     lines = ({"kind": "step", "segment": 0, "step": step, "step_time_s": 0.1, "wait_time_s": 0.0} for step in range(steps))
     paths.log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_nothing_is_left_to_look_at_once_a_death_was_answered(paths: RunPaths) -> None:
+    assert any_unsettled(paths)
+    only(revive_stage(paths.root, server=Server({"a": "cancelled"})))
+    assert any_unsettled(paths), "the server has not been asked about that end yet"
+    assert revive_stage(paths.root, server=Server({"a": "cancelled"})) == []
+    assert not any_unsettled(paths)
 
 
 def only(revivals: list[Revival]) -> Revival:

@@ -18,6 +18,7 @@ from dflash.train.attempts import (
     DIED,
     FINISHED,
     announce_attempt,
+    any_unsettled,
     attempts,
     begin_attempt,
     deaths,
@@ -27,7 +28,7 @@ from dflash.train.attempts import (
     open_attempts,
     untold_ends,
 )
-from dflash.train.heartbeat import LENGTH_BYTES, heartbeat_age_s, write_heartbeat
+from dflash.train.heartbeat import LENGTH_BYTES, Heart, heartbeat_age_s, write_heartbeat
 from dflash.train.processes import boot_id, identify
 from dflash.train.runs import hold_run
 
@@ -140,9 +141,22 @@ def test_a_heartbeat_is_written_in_place_and_whole_whatever_was_there(paths: Run
     assert heartbeat_age_s(paths) < 5
 
 
+def test_a_heartbeat_that_cannot_be_written_is_due_again_in_its_time(paths: RunPaths) -> None:
+    heart = Heart(paths, every_s=3600.0)
+    assert heart.is_due()
+    with pytest.raises(FileNotFoundError):
+        heart.beat()
+    assert not heart.is_due()
+    paths.control_dir.mkdir(parents=True)
+    heart.beat()
+    assert heartbeat_age_s(paths) < 60
+    assert json.loads(paths.heartbeat.read_text())["pid"] == os.getpid()
+
+
 def test_an_end_is_noted_once_and_ends_the_attempt(paths: RunPaths, other: subprocess.Popen[bytes]) -> None:
     other.kill()
     other.wait()
+    assert any_unsettled(paths)
     end_attempt(paths, "a", how=FINISHED, records=5, continued_by=None)
     end_attempt(paths, "a", how=DIED, records=9, continued_by="b")
     end = end_of(paths, "a")
@@ -151,8 +165,10 @@ def test_an_end_is_noted_once_and_ends_the_attempt(paths: RunPaths, other: subpr
     assert names(paths) == []
     assert deaths(paths) == []
     assert [attempt.flow_run for attempt, _ in untold_ends(paths)] == ["a"]
+    assert any_unsettled(paths), "the server may not know it"
     note_told(paths, "a")
     assert untold_ends(paths) == []
+    assert not any_unsettled(paths)
 
 
 def test_an_announced_flow_run_takes_its_number_and_its_process_comes_later(

@@ -74,6 +74,8 @@ def test_a_checkpoint_may_come_from_any_configuration_that_accepted_changes_lead
         assert found[-1].to_sha256 == hashes[2]
     assert accepted_since(paths, saved_sha256=hashes[2], now_sha256=hashes[2]) == ()
     assert accepted_since(paths, saved_sha256="unknown", now_sha256=hashes[2]) is None
+    accept_changes(second, paths)
+    assert accepted_since(paths, saved_sha256=hashes[2], now_sha256=hashes[1]), "a torn line takes no later one with it"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from dflash.records import RunPaths
-from dflash.train.processes import ProcessIdentity, end_recorded, identify, recorded_processes, register_process
+from dflash.train.processes import (
+    ProcessIdentity,
+    end_child,
+    end_recorded,
+    identify,
+    recorded_processes,
+    register_process,
+)
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -143,3 +150,16 @@ def test_a_process_that_ended_is_not_recorded_any_more(paths: RunPaths, spawn: C
     process.wait()
     assert recorded_processes(paths) == []
     assert end_recorded(paths, grace_s=60) == 0
+
+
+@pytest.mark.parametrize(("code", "ended_by"), [(SLEEPER, signal.SIGTERM), (STUBBORN, signal.SIGKILL)])
+def test_a_child_is_ended_gently_and_then_for_good(
+    spawn: Callable[[str], subprocess.Popen[str]], code: str, ended_by: signal.Signals
+) -> None:
+    child = spawn(code)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    end_child(child, grace_s=0.2 if ended_by is signal.SIGKILL else 60.0)
+    assert child.returncode == -ended_by
+    end_child(child, grace_s=60.0)
+    assert child.returncode == -ended_by, "one that is gone is left alone"

@@ -11,12 +11,13 @@ import pytest
 
 from dflash.checkpoint import LATEST_CLEAN, Evidence, list_checkpoints, read_ledger, read_pointer
 from dflash.config import CheckpointConfig, Config, RollbackConfig, load_config, parse_config
+from dflash.data.pointer import read_data_pointer
 from dflash.errors import CheckpointError, DflashError, NonFiniteLimitError, RunStateError, TargetError
 from dflash.records import ControlRequest, RunPaths, to_json
 from dflash.train.book import CheckpointBook
 from dflash.train.outcome import error_of, read_exit, write_exit
 from dflash.train.requests import acknowledge, pending_requests
-from dflash.train.runs import hold_run, prepare_run, read_data_pointer, run_is_live, training_hash, training_identity
+from dflash.train.runs import hold_run, prepare_run, run_is_live, training_hash, training_identity
 from tests.support.checkpoints import save_at
 
 RULE = CheckpointConfig(interval_steps=10, window_steps=10, soak_steps=10, keep_clean=2, keep_other=0)

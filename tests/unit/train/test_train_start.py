@@ -25,13 +25,13 @@ from dflash.errors import (
     TargetError,
 )
 from dflash.records import ControlRequest, to_json
-from dflash.train.child import STOP_GRACE_S
 from dflash.train.group import Alone
 from dflash.train.inputs import Inputs, check_resumable, identity_of, initial_state, open_inputs
 from dflash.train.launch import launch_command, main
 from dflash.train.models import load_models, replica_devices
 from dflash.train.outcome import error_of, read_exit
 from dflash.train.pipeline import Pipeline
+from dflash.train.processes import STOP_GRACE_S
 from dflash.train.runs import hold_run, training_hash
 from dflash.train.segment import _start_details
 from dflash.train.supervisor import TrainOutcome, supervise
