@@ -7,44 +7,53 @@ Exit codes: 0 ok, 1 user error, 2 usage, 3 watch, 4 unhealthy, 5 blind, 21 halte
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
 
+from dflash.cli import (
+    balance_commands,
+    checkpoint_commands,
+    config_commands,
+    data_commands,
+    doctor_commands,
+    evaluate_commands,
+    export_commands,
+    health_commands,
+    join_commands,
+    probe_commands,
+    train_commands,
+)
 from dflash.cli.output import configure_logging
 from dflash.errors import EXIT_OK, DflashError
 
 COMMANDS = (
-    "data_commands",
-    "doctor_commands",
-    "balance_commands",
-    "train_commands",
-    "join_commands",
-    "health_commands",
-    "checkpoint_commands",
-    "probe_commands",
-    "evaluate_commands",
-    "export_commands",
-    "config_commands",
+    data_commands,
+    doctor_commands,
+    balance_commands,
+    train_commands,
+    join_commands,
+    health_commands,
+    checkpoint_commands,
+    probe_commands,
+    evaluate_commands,
+    export_commands,
+    config_commands,
 )
-"""Modules of this package, in the order of the help."""
-
-ALONE = {"health": "health_commands"}
-"""Commands that start without the others: a verdict is wanted within a second, and most others import torch."""
+"""In the order of the help. None imports torch until a command that needs it runs: a verdict is wanted within a second."""
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The whole command tree, or that of one command which needs no other."""
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command tree."""
     parser = argparse.ArgumentParser(
         prog="python -m dflash",
         description="Train a DFlash drafter for a frozen target LLM, and know that the run is healthy.",
         epilog=f"Exit codes: {(__doc__ or '').split('Exit codes: ')[1].strip()}",
     )
     groups = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in COMMANDS if only is None else (ALONE[only],):
-        importlib.import_module(f"dflash.cli.{name}").register(groups)
+    for module in COMMANDS:
+        module.register(groups)
     return parser
 
 
@@ -60,8 +69,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    arguments = _parsed(build_parser(words[0] if words and words[0] in ALONE else None), argv)
+    arguments = _parsed(build_parser(), argv)
     configure_logging(arguments.verbose)
     try:
         code: int = arguments.run(arguments)

@@ -6,15 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dflash import stages
 from dflash.cli.arguments import add_command, add_config, add_group, read_config
 from dflash.cli.output import emit, progress_printer
-from dflash.data.orphans import find_orphans
-from dflash.data.prepare import hold_store, load_data
 from dflash.demo.fetch import FETCHABLE, fetch_target
 from dflash.records import to_dict
-from dflash.stages.plan_survey import survey_stage, survey_table
-from dflash.stages.prepare import build_data, describe_data
-from dflash.stages.regenerate import regenerate_stage
 from dflash.storage import atomic_write_bytes, open_store
 
 
@@ -43,8 +39,8 @@ def register(groups: Any) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    prepared = build_data(read_config(arguments), progress=progress_printer())
-    stage = describe_data(prepared)
+    prepared = stages.build_data(read_config(arguments), progress=progress_printer())
+    stage = stages.describe_data(prepared)
     payload = {"location": prepared.location, "reused": prepared.reused, "manifest": to_dict(prepared.manifest)}
     reused = " (unchanged, reused)" if prepared.reused else ""
     per_bucket = " ".join(str(bucket.samples) for bucket in stage.buckets)
@@ -58,7 +54,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 
 def _regenerate(arguments: argparse.Namespace) -> int:
-    answers = regenerate_stage(read_config(arguments), output=arguments.output, progress=progress_printer())
+    answers = stages.regenerate_stage(read_config(arguments), output=arguments.output, progress=progress_printer())
     left_out = ", ".join(f"{code} {count}" for code, count in answers.quarantined.items())
     emit(
         arguments,
@@ -70,10 +66,12 @@ def _regenerate(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from dflash.stages.plan_survey import survey_stage, survey_table  # pyarrow is not needed for the help
+
     config = read_config(arguments)
     location, fingerprint = arguments.data, None
     if location is None:
-        prepared = build_data(config, progress=progress_printer())
+        prepared = stages.build_data(config, progress=progress_printer())
         location, fingerprint = prepared.location, prepared.fingerprint
     survey = survey_stage(config, location=location, fingerprint=fingerprint)
     if arguments.output is not None:
@@ -90,6 +88,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from dflash.data.prepare import load_data  # transformers are not needed for the help
+
     manifest = load_data(arguments.location, fingerprint=arguments.fingerprint, verify=arguments.verify).manifest
     lines = [f"{'bucket':>6} {'<= tokens':>10} {'samples':>9} {'tokens':>11} {'supervised':>11}"]
     lines += [
@@ -104,6 +104,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
+    from dflash.data.orphans import find_orphans
+    from dflash.data.prepare import hold_store
+
     store = open_store(arguments.location)
     with hold_store(store):
         names = find_orphans(store)

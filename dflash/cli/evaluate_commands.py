@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dflash import stages
 from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.output import emit, progress_printer
-from dflash.compare.text import comparison_data
 from dflash.records import EvaluationResult, to_dict
-from dflash.stages import closing_text, compare_stage, evaluate_published, evaluate_stage, open_bench, reopen_run, summarise_stage
 
 
 def register(groups: Any) -> None:
@@ -33,17 +32,17 @@ def register(groups: Any) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    run = reopen_run(arguments.run_dir)
+    run = stages.reopen_run(arguments.run_dir)
     show = progress_printer()
     if arguments.drafter is not None:
-        return _tell(arguments, evaluate_published(run, arguments.drafter, progress=show))
-    bench = open_bench(run)
+        return _tell(arguments, stages.evaluate_published(run, arguments.drafter, progress=show))
+    bench = stages.open_bench(run)
     if arguments.checkpoint is not None:
-        return _tell(arguments, evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint))
+        return _tell(arguments, stages.evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint))
     for which in ("untrained", "trained"):
-        evaluate_stage(run, bench, which=which, progress=show)
-    summary = summarise_stage(run)
-    emit(arguments, to_dict(summary), closing_text(run, summary))
+        stages.evaluate_stage(run, bench, which=which, progress=show)
+    summary = stages.summarise_stage(run)
+    emit(arguments, to_dict(summary), stages.closing_text(run, summary))
     return 0
 
 
@@ -55,6 +54,6 @@ def _tell(arguments: argparse.Namespace, result: EvaluationResult) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    found = compare_stage(arguments.run_dirs, output=arguments.output, track=not arguments.no_tracking)
-    emit(arguments, comparison_data(found.comparison), f"{found.text}\n\npage: {found.page}")
+    found = stages.compare_stage(arguments.run_dirs, output=arguments.output, track=not arguments.no_tracking)
+    emit(arguments, found.payload, f"{found.text}\n\npage: {found.page}")
     return 0

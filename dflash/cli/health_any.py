@@ -61,7 +61,7 @@ def open_judge(address: str, options: HealthOptions) -> HealthJudge:
         StorageError: the address is malformed, or its machine or store does not answer.
     """
     path = Path(address)
-    if (path / "config.yaml").is_file():
+    if RunPaths(path).config.is_file():
         if options.fields.given:
             raise DataError(f"{address} is a run of this pipeline", remedy=f"leave out --map, or name a log inside it: {LOG_NAME}")
         return _Run(path, options)

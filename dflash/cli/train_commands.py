@@ -7,12 +7,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from dflash import stages
 from dflash.cli.arguments import add_command, add_config, read_config
 from dflash.cli.output import emit, progress_printer
 from dflash.config import Config
 from dflash.errors import RunStateError
 from dflash.records import RunPaths
-from dflash.stages import open_run, plan_stage, prepare_stage, train_stage
 from dflash.stages.run import newest_run
 from dflash.train.changes import accept_changes
 from dflash.train.progress import TrainProgress
@@ -42,16 +42,16 @@ def _train(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     if arguments.accept_changes:
         _accept_changes(config)
-    run = open_run(config)
+    run = stages.open_run(config)
     show = progress_printer()
-    data = prepare_stage(run, progress=show)
-    plan = plan_stage(run, data)
+    data = stages.prepare_stage(run, progress=show)
+    plan = stages.plan_stage(run, data)
 
     def on_progress(progress: TrainProgress) -> None:
         if progress.total_steps:  # zero until the trainer has started
             show("training (steps)", progress.step, progress.total_steps)
 
-    outcome = train_stage(run, on_progress=on_progress)
+    outcome = stages.train_stage(run, on_progress=on_progress)
     payload = {"run": str(run.paths.root), "resumed": run.resumed} | dataclasses.asdict(outcome)
     emit(
         arguments,

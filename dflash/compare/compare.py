@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.compare.contest import Difference, by_kind, differences, interval, pooled
+from dflash.compare.contest import MIN_PAIRS, Difference, by_kind, differences, interval, pooled
 from dflash.compare.curves import loss_in
 from dflash.compare.view import RunView
 from dflash.errors import EvaluationError
@@ -15,8 +15,10 @@ from dflash.errors import EvaluationError
 END_FRAC = 0.1
 """Share of the common tokens, at their end, over which losses are averaged."""
 SEED = 20_260
-# Settings that name a run or only watch it: never a reason for a difference.
-_UNINTERESTING = ("run.", "tracking.", "health.", "rollback.", "checkpoint.", "evaluate.num_prompts")
+# Settings that name a run or only watch it: never a reason for a difference. The seed is one, so it is shown.
+_UNINTERESTING = (
+    "run.name", "run.root", "tracking.", "health.", "rollback.", "checkpoint.", "probe.", "drill.", "evaluate.num_prompts",
+)  # fmt: skip
 # Facts of an evaluation that must agree for acceptance lengths to mean the same.
 _CONDITIONS = ("dataset", "block_size", "temperature", "template_flags")
 
@@ -110,7 +112,8 @@ def _verdict(reference: RunView, other: RunView, contest: Sequence[Difference]) 
     )
     match whole.word:
         case "no difference":
-            return f"No difference shown between {other.name} and {reference.name}: {figures}."
+            few = f" (fewer than {MIN_PAIRS} decide nothing)" if whole.prompts < MIN_PAIRS else ""
+            return f"No difference shown between {other.name} and {reference.name}: {figures}{few}."
         case word:
             return f"{other.name} is {word} than {reference.name}: {figures}."
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isnan
 from typing import Any
 
 from dflash.compare.compare import Comparison
 from dflash.compare.contest import Difference
-from dflash.evaluate.text import clean_text
+from dflash.evaluate.text import aligned, clean_text
 from dflash.records import RunSummary, to_dict
 
 SHOWN_DIFFERENCES = 12
@@ -39,22 +39,13 @@ def comparison_text(comparison: Comparison) -> str:
     table.append(["segments", *(str(len(run.curves.segments)) for run in comparison.runs)])
     for label, tell in SUMMARY_ROWS.items():
         table.append([label, *("-" if run.summary is None else tell(run.summary) for run in comparison.runs)])
-    lines += aligned(table)
+    lines += aligned(table, left=1)
     for title, facts in (("setting", comparison.settings), ("data", comparison.data)):
         for name, cells in list(facts.items())[:SHOWN_DIFFERENCES]:
             lines.append(f"{title} {name}: {' | '.join(cells)}")
         if len(facts) > SHOWN_DIFFERENCES:
             lines.append(f"and {len(facts) - SHOWN_DIFFERENCES} more of them in the page")
     return "\n".join(clean_text(line) for line in lines)
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table with the first column on the left and the others on the right."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]).rstrip()
-        for row in table
-    ]
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from dflash.compare.curves import RunCurves, read_curves
 from dflash.config import flat_params, load_config
 from dflash.data.manifest import read_manifest
 from dflash.data.plan_file import read_plan_manifest
+from dflash.data.pointer import read_data_pointer
 from dflash.errors import DflashError, EvaluationError, RunStateError
-from dflash.evaluate.write import PROMPTS_FILE, RESULT_FILE, VERIFICATIONS_FILE
+from dflash.evaluate.stored import PROMPTS_FILE, RESULT_FILE, VERIFICATIONS_FILE, newest_evaluation
 from dflash.records import DataManifest, EvaluationResult, RollbackEntry, RunPaths, RunSummary, from_json
 from dflash.storage import open_store
 
@@ -71,7 +72,7 @@ def view_run(run_dir: Path) -> RunView:
     notes = [f"{curves.torn} lines of the log could not be read"] if curves.torn else []
     try:
         data: Mapping[str, str] = _data_facts(paths)
-    except (DflashError, OSError) as error:  # a data set may have been moved since: the run can be compared without it
+    except DflashError as error:  # a data set may have been moved since: the run can be compared without it
         data = {}
         notes.append(f"the data set is not described: {error}".replace("\n", " "))
     evaluation = _evaluation(paths)
@@ -90,8 +91,8 @@ def view_run(run_dir: Path) -> RunView:
 
 
 def _data_facts(paths: RunPaths) -> dict[str, str]:
-    pointer = json.loads(paths.data_pointer.read_text(encoding="utf-8"))
-    manifest = read_manifest(open_store(pointer["dir"]), fingerprint=str(pointer["fingerprint"]), verify="sizes")
+    pointer = read_data_pointer(paths)
+    manifest = read_manifest(open_store(pointer.location), fingerprint=pointer.fingerprint, verify="sizes")
     plan = read_plan_manifest(paths.plan_dir)
     return {**_manifest_facts(manifest), "batch plan": plan.plan_sha256[:16], "padding": f"{1 - plan.padding_efficiency:.1%}"}
 
@@ -114,13 +115,11 @@ def _manifest_facts(manifest: DataManifest) -> dict[str, str]:
 
 
 def _evaluation(paths: RunPaths) -> Evaluation | None:
-    found = sorted(
-        paths.eval_dir.glob(f"{TRAINED}-step-*/{RESULT_FILE}"), key=lambda file: int(file.parent.name.rpartition("-")[2])
-    )
-    if not found:
+    folder = newest_evaluation(paths.eval_dir, TRAINED)
+    if folder is None:
         return None
-    result = from_json(EvaluationResult, found[-1].read_bytes(), origin=str(found[-1]))
-    return Evaluation(result, read_scores(found[-1].parent))
+    result = from_json(EvaluationResult, (folder / RESULT_FILE).read_bytes(), origin=str(folder / RESULT_FILE))
+    return Evaluation(result, read_scores(folder))
 
 
 def read_scores(folder: Path) -> tuple[PromptScore, ...]:

@@ -13,7 +13,9 @@ class ProbeConfig(Section):
     every_steps: int = Field(
         0, ge=0, description="Probe the first checkpoint at or behind every multiple of this many steps, and the last one; 0: none."
     )
-    num_prompts: int = Field(16, ge=1, description="Held-out prompts of a probe; the final evaluation does not use them.")
+    num_prompts: int = Field(
+        16, ge=1, description="Held-out prompts of a probe, none of them the final evaluation's where there are enough."
+    )
     max_new_tokens: int = Field(64, ge=1, description="Longest answer of a probe, in tokens.")
     batch_size: int = Field(8, ge=1, description="Prompts decoded at once.")
     device: str = Field(

@@ -62,7 +62,7 @@ class Config(Section):
                 f"evaluate.block_size {self.evaluate.block_size} is above the trained drafter.block_size {self.drafter.block_size}"
             )
         if self.train.compile and self.cluster.device == "cpu":
-            raise ValueError("train.compile is for GPUs: compiling the elementwise parts made the step slower on a CPU")
+            raise ValueError("train.compile is for GPUs: leave it out on a CPU")
         if self.train.compile and self.cluster.shard:
             raise ValueError("train.compile and cluster.shard have never been tried together: choose one")
         self._probe_has_its_own_device()

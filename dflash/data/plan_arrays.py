@@ -125,15 +125,10 @@ class BatchPlan:
         epoch, index = self._place(position)
         return int(self.epochs[epoch].bucket[index])
 
-    def positions_of_epoch(self, epoch: int) -> range:
-        """All positions of an epoch."""
-        return range(int(self._firsts[epoch]), int(self._firsts[epoch + 1]))
-
-    def padded_tokens_of(self, positions: IntArray, *, epoch: int) -> IntArray:
-        """[k] padded tokens of the batches at [k] positions of one epoch."""
-        arrays, index = self.epochs[epoch], positions - self._firsts[epoch]
-        tokens: IntArray = np.multiply(arrays.size[index], arrays.padded_length[index], dtype=np.int64)
-        return tokens
+    def padded_tokens_of(self, position: int) -> int:
+        """Padded tokens of the batch at a position."""
+        epoch, index = self._place(position)
+        return int(self.epochs[epoch].size[index]) * int(self.epochs[epoch].padded_length[index])
 
     def _place(self, position: int) -> tuple[int, int]:
         if not 0 <= position < len(self):

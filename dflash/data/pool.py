@@ -83,7 +83,7 @@ def map_in_order(
 
 @contextmanager
 def _heap_left_alone() -> Iterator[None]:
-    """Keep the garbage collector off the objects that are there now, by the half million after the imports: 4 to 8 % of a build."""
+    """Keep the garbage collector off the objects that are there now: the imports left far more of them than any batch makes."""
     gc.freeze()
     try:
         yield

@@ -7,8 +7,7 @@ render earlier turns differently once later ones follow.
 
 Invariant: the ids are those of a whole rendering; a token is supervised only if all its characters belong to an answer.
 The price: one rendering per conversation (two per supervised turn under templates that may look ahead, see `render_growth`)
-and one tokenization per sample, done for a whole batch in one call. For 900 tokens
-under a plain template that is about a twentieth more than tokenizing and taking the ids, an eighth under Qwen3's.
+and one tokenization per sample, done for a whole batch in one call (`benchmarks/tokenize_throughput.py`).
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ class ChatRenderer:
 
     def _sample(self, context: Context, encoding: Encoding) -> Rendered:
         listed = encoding.ids
-        # Through a buffer: numpy looks at every number of a list twice, which costs a hundredth of the tokenization.
+        # Through a buffer: numpy looks at every number of a list twice.
         ids = np.frombuffer(struct.pack(f"={len(listed)}i", *listed), dtype=np.int32)
         if context.turns == 0:  # plain text: its last line break is its own
             return Rendered(ids, merged([(0, len(ids))]), turns=0)

@@ -2,8 +2,8 @@
 
 Invariant: a token is inside [start, end) only if all its characters are; a token that reports its start behind its leading
 space (some tokenizers do) owns that space all the same.
-The price: the tokenizer's own look-up of a character, about a microsecond an edge, and a step or two from there. A Python list
-of all offsets would cost a tenth of the tokenization itself, binary searches through them a fiftieth.
+The price: the tokenizer's own look-up of a character at each edge, and a step or two from there, whatever the length of the text;
+neither a Python list of all offsets nor a search through them.
 """
 
 from __future__ import annotations

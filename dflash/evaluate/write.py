@@ -16,14 +16,11 @@ import pyarrow.parquet as pq
 from dflash.evaluate.metrics import VerificationTable
 from dflash.evaluate.plots import draw_plots
 from dflash.evaluate.run import Evaluation
+from dflash.evaluate.stored import EVIDENCE_FILE, PROMPTS_FILE, RESULT_FILE, VERIFICATIONS_FILE
 from dflash.records import to_json
 from dflash.storage import atomic_write_bytes, atomic_write_text
 
 VERIFICATIONS_SCHEMA_VERSION = 1
-RESULT_FILE = "result.json"
-VERIFICATIONS_FILE = "verifications.parquet"
-PROMPTS_FILE = "prompts.jsonl"
-EVIDENCE_FILE = "evidence.json"
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:

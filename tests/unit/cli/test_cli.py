@@ -51,6 +51,13 @@ def test_every_command_has_help_and_json(path: tuple[str, ...], capsys: pytest.C
         assert action.help, f"{path}: {action.dest} is not explained"
 
 
+def test_no_command_pays_for_packages_that_it_does_not_use() -> None:
+    code = "import sys, dflash.cli; dflash.cli.build_parser(); "
+    code += "print(sorted({'torch', 'transformers', 'pyarrow', 'mlflow', 'boto3', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_usage_errors_exit_with_2() -> None:
     with pytest.raises(SystemExit) as ended:
         main(["config", "chek"])

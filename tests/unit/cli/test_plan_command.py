@@ -10,6 +10,7 @@ import pytest
 from dflash.cli import main
 from dflash.data.plan import load_plan
 from dflash.errors import EXIT_OK, EXIT_USER_ERROR
+from tests.support.plans import positions_of_epoch
 from tests.support.tiny_run import TinyRun, build_tiny_run
 
 
@@ -24,7 +25,7 @@ def test_the_survey_is_the_plan_that_the_run_has(run: TinyRun, capsys: pytest.Ca
     payload = json.loads(capsys.readouterr().out)
     stored = load_plan(run.paths.plan_dir)
     assert payload["manifest"]["plan_sha256"] == stored.manifest.plan_sha256
-    assert payload["stats"]["batches"] == len(stored.positions_of_epoch(0))
+    assert payload["stats"]["batches"] == len(positions_of_epoch(stored, 0))
     assert payload["picture"] is None
     assert sorted(run.data_dir.rglob("*")) == before, "nothing is written"
 
@@ -40,7 +41,7 @@ def test_the_table_has_a_line_for_every_bucket_and_the_picture_is_written(
     edges = run.config.data.bucket_edges_tokens
     for bucket, edge in enumerate(edges):
         cells = lines[1 + bucket].split()
-        own = [stored[p] for p in stored.positions_of_epoch(0) if stored[p].bucket == bucket]
+        own = [stored[p] for p in positions_of_epoch(stored, 0) if stored[p].bucket == bucket]
         assert cells[:2] == [str(bucket), str(edge)]
         assert cells[2] == str(sum(len(batch.rows) for batch in own))
         assert cells[4] == str(len(own))

@@ -28,7 +28,12 @@ def answers(tokens: int, *, count: int = 12) -> dict[str, tuple[str, list[int]]]
 
 def test_the_verdict_and_what_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "a-001", LOG, answers=answers(2))
-    write_run(tmp_path / "b-001", LOG.replace('"ce":1.0', '"ce":0.5'), answers=answers(4), overrides=["train.lr=0.5", "run.seed=3"])
+    write_run(
+        tmp_path / "b-001",
+        LOG.replace('"ce":1.0', '"ce":0.5'),
+        answers=answers(4),
+        overrides=["train.lr=0.5", "run.seed=3", "run.name=other", "probe.every_steps=7"],
+    )
     found = compare_stage([tmp_path / "a-001", tmp_path / "b-001"], output=None, track=False)
     (contest,) = found.comparison.contests
     assert [(each.kind, each.word, round(each.difference, 6)) for each in contest] == [
@@ -37,7 +42,7 @@ def test_the_verdict_and_what_differs(tmp_path: Path) -> None:
     assert found.comparison.verdicts[0].startswith(
         "b-001 is better than a-001: acceptance length 4.25 against 2.25, difference +2.00"
     )
-    assert found.comparison.settings.keys() == {"train.lr"}, "what names or watches a run is no difference"
+    assert found.comparison.settings.keys() == {"train.lr", "run.seed"}, "what names or watches a run is no difference"
     assert found.page == tmp_path / "comparisons/a-001-vs-b-001/comparison.html"
     data = json.loads(found.data.read_text())
     assert data["reference"] == "a-001" and data["verdicts"][0]["word"] == "better"
@@ -88,6 +93,22 @@ def test_a_page_shows_hostile_text_as_text(tmp_path: Path) -> None:
     page = render_comparison(compare_runs([view, other]))
     assert "<script" not in page and "&lt;script&gt;" in page
     assert 'src="http' not in page and "@import" not in page
+
+
+@pytest.mark.parametrize("pointer", [None, "{}", '{"dir": "nowhere", "fingerprint": "0"}'])
+def test_a_data_set_that_is_gone_is_told_and_the_runs_are_compared_all_the_same(tmp_path: Path, pointer: str | None) -> None:
+    paths = write_run(tmp_path / "a", LOG)
+    if pointer is not None:
+        paths.data_pointer.write_text(pointer)
+    view = view_run(tmp_path / "a")
+    assert view.data == {} and view.notes[0].startswith("the data set is not described: ")
+
+
+def test_a_verdict_over_a_handful_of_prompts_says_that_they_are_too_few(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", LOG, answers=answers(2, count=5))
+    write_run(tmp_path / "b", LOG, answers=answers(4, count=5))
+    (verdict,) = compare_runs([view_run(tmp_path / "a"), view_run(tmp_path / "b")]).verdicts
+    assert verdict.startswith("No difference shown") and "fewer than 8" in verdict
 
 
 @pytest.mark.parametrize("missing", ["verifications.parquet", "prompts.jsonl"])

@@ -10,6 +10,7 @@ from plan_toys import DEMO, demo_lengths, plan_of
 
 from dflash.data.cost_groups import WINDOW_GROUPS, group_by_cost
 from dflash.train.schedule import waiting_frac
+from tests.support.plans import positions_of_epoch
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -42,7 +43,7 @@ def test_a_grouped_plan_holds_the_same_batches_and_spares_ranks_their_waiting(or
     grouped = plain.model_copy(update={"equal_cost_neighbours": ranks})
     plans = [plan_of(demo_lengths(12_000), plan=one, epochs=epochs) for one in (plain, grouped)]
     for epoch in range(epochs):
-        rows = [sorted(plan[position].rows for position in plan.positions_of_epoch(epoch)) for plan in plans]
+        rows = [sorted(plan[position].rows for position in positions_of_epoch(plan, epoch)) for plan in plans]
         assert rows[0] == rows[1]
     costs = [np.concatenate([arrays.padded_tokens for arrays in plan.epochs]).tolist() for plan in plans]
     waiting = [

@@ -14,6 +14,7 @@ from dflash.config import PlanConfig
 from dflash.data.plan import BatchPlan, build_plan
 from dflash.data.plan_build import Planner
 from dflash.errors import DataError
+from tests.support.plans import positions_of_epoch
 
 PLANS = st.builds(
     PlanConfig,
@@ -40,7 +41,7 @@ def test_any_plan_keeps_its_promises(lengths: list[int], plan: PlanConfig, epoch
     assert [batch.position for batch in batches] == list(range(len(batches)))
     assert [batch.epoch for batch in batches] == sorted(batch.epoch for batch in batches)
     for epoch in range(epochs):
-        rows = [row for position in batches.positions_of_epoch(epoch) for row in batches[position].rows]
+        rows = [row for position in positions_of_epoch(batches, epoch) for row in batches[position].rows]
         assert sorted(rows) == list(range(len(lengths))), "every sample exactly once an epoch"
     for batch in batches:
         own = [lengths[row] for row in batch.rows]
@@ -54,6 +55,7 @@ def test_any_plan_keeps_its_promises(lengths: list[int], plan: PlanConfig, epoch
         assert len(own) * batch.padded_length_tokens <= plan.tokens_per_batch
         assert len(own) <= plan.max_sequences
         assert batches.epoch_of(batch.position) == batch.epoch
+        assert batches.padded_tokens_of(batch.position) == len(batch.rows) * batch.padded_length_tokens
         assert batches.bucket_of(batch.position) == batch.bucket
     check_manifest(batches, lengths, plan)
 
@@ -83,7 +85,7 @@ def test_demo_like_lengths_are_packed_at_95_percent_in_runs_of_three(seed: int) 
 
 
 def companies(plan: BatchPlan, epoch: int) -> set[frozenset[int]]:
-    return {frozenset(plan[position].rows) for position in plan.positions_of_epoch(epoch)}
+    return {frozenset(plan[position].rows) for position in positions_of_epoch(plan, epoch)}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from dflash.data.plan import BatchPlan, survey_plan
 from dflash.data.plan_picture import draw_plan
 from dflash.data.plan_stats import MIX_WINDOWS, NAIVE_SEQUENCES, PlanStats, naive_efficiency, plan_stats, tokens_per_batch
 from dflash.records import PlannedBatch
+from tests.support.plans import positions_of_epoch
 
 
 def stats_of(plan: BatchPlan, lengths: np.ndarray) -> PlanStats:
@@ -24,7 +25,7 @@ def stats_of(plan: BatchPlan, lengths: np.ndarray) -> PlanStats:
 
 
 def first_epoch(plan: BatchPlan) -> list[PlannedBatch]:
-    return [plan[position] for position in plan.positions_of_epoch(0)]
+    return [plan[position] for position in positions_of_epoch(plan, 0)]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dflash.evaluate.table import WIDTH, closing_table
-from dflash.evaluate.text import bar, clean_text
+from dflash.evaluate.text import aligned, bar, clean_text
 from dflash.records import RunSummary
 
 COMMANDS = (
@@ -67,3 +67,10 @@ def test_bars_are_as_long_as_the_share(frac: float, filled: int) -> None:
 def test_clean_text_keeps_letters_of_any_script() -> None:
     assert clean_text("Fluß/日本語 a") == "Fluß/日本語 a"
     assert clean_text("a\tb\x00c\ud800") == "a?b?c?"
+
+
+def test_columns_of_a_table_stand_under_each_other() -> None:
+    table = (("", "a", "long"), ("name", "12", "3"))
+    assert aligned(table, left=1) == ["       a  long", "name  12     3"]
+    assert aligned((("x", "y"), ("long", "")), left=0) == ["   x  y", "long"]
+    assert aligned((("x", "y"), ("long", "")), left=2) == ["x     y", "long"]
