@@ -14,6 +14,7 @@ level is refreshed every eighth point only, which moves it by less than its own 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -79,9 +80,9 @@ class Baseline:
     def __init__(self, *, capacity: int, min_points: int, newest: int, floor: float, winsor_z: float) -> None:
         self._capacity, self._min_points, self._newest = capacity, min_points, newest
         self._floor, self._winsor_z = floor, winsor_z
-        self._values: list[float] = []
-        self._counts: list[float] = []
-        self._differences: list[float] = []  # from each value to the next, without its sign
+        self._values: deque[float] = deque(maxlen=capacity)
+        self._counts: deque[float] = deque(maxlen=capacity)
+        self._differences: deque[float] = deque(maxlen=capacity - 1)  # from each value to the next, without its sign
         self._medians: list[float] = []
         self._since_refresh = 0
         self._set_level(None)
@@ -91,7 +92,7 @@ class Baseline:
 
     def deviations(self) -> list[float]:
         """How far each held point stands above its neighbours (not above the level: the loss falls); none in the warm-up."""
-        level, values = self.level, self._values
+        level, values = self.level, list(self._values)
         if level is None:
             return []
         usual = (median_of_sorted(sorted(values[max(0, i - 3) : i + 4])) for i in range(len(values)))
@@ -100,15 +101,13 @@ class Baseline:
 
     def accept(self, value: float, count: float) -> None:
         """Add a finite point; one too far above the current level enters winsorised, the oldest leaves."""
-        level, values, counts = self.level, self._values, self._counts
+        level, values = self.level, self._values
         if value > self._high and level is not None:
             value = min(value, level.median + self._winsor_z * level.scale_for(count))
         if values:
             self._differences.append(abs(value - values[-1]))
         values.append(value)
-        counts.append(count)
-        if len(counts) > self._capacity:
-            del values[0], counts[0], self._differences[0]
+        self._counts.append(count)
         self._since_refresh += 1
         if self._since_refresh >= REFRESH_POINTS or level is None:
             self._refresh()
@@ -118,7 +117,7 @@ class Baseline:
         if len(values) < self._min_points:
             return
         self._since_refresh = 0
-        median = median_of_sorted(sorted(values[-self._newest :]))
+        median = median_of_sorted(sorted(list(values)[-self._newest :]))
         self._medians.append(median)
         del self._medians[:-_KEPT_MEDIANS]
         level = Level(
@@ -160,8 +159,9 @@ class Baseline:
             floor=state["floor"],
             winsor_z=state["winsor_z"],
         )
-        baseline._values, baseline._counts = list(map(float, state["values"])), list(state["counts"])
-        baseline._differences = [abs(later - earlier) for earlier, later in pairwise(baseline._values)]
+        baseline._values.extend(map(float, state["values"]))
+        baseline._counts.extend(state["counts"])
+        baseline._differences.extend(abs(later - earlier) for earlier, later in pairwise(baseline._values))
         baseline._medians, baseline._since_refresh = list(map(float, state["medians"])), int(state["since_refresh"])
         baseline._set_level(msgspec.convert(state["level"], Level | None))
         return baseline

@@ -134,14 +134,15 @@ class Panel:
         context = self.context
         context.see_totals(records)
         left = [(done, detector.on_step) for detector, done in self._go_ahead(records) if done < len(records)]
+        judged, see_recent, each_step = context.judged, context.see_recent, self._on_step
         for number, record in enumerate(records):
-            context.see_recent(record)
-            for on_step in self._on_step:
+            see_recent(record)
+            for on_step in each_step:
                 on_step(record, context)
             for done, on_step in left:
                 if number >= done:
                     on_step(record, context)
-            context.judged.clear()
+            judged.clear()
             after(record)
 
     def _go_ahead(self, records: Sequence[StepLine]) -> list[tuple[Detector, int]]:

@@ -7,6 +7,7 @@ for `dead_records` records is not measured any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import eq
 
 import msgspec
 
@@ -56,22 +57,26 @@ class DeadMetric(Detector):
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records."""
         memory = self._memory
-        ce, accuracy, grad = memory.ce, memory.accuracy, memory.grad_norm
         self.checked += len(records)
-        for record in records:
-            norm = record.grad_norm
-            if record.ce == ce.value or ce.records:
-                self._same("loss", ce, record.ce, record.step)
-            ce.value = record.ce
-            if record.accuracy == accuracy.value or accuracy.records:
-                self._same("accuracy", accuracy, record.accuracy, record.step)
-            accuracy.value = record.accuracy
-            if norm == grad.value or grad.records:
-                self._same("gradient norm", grad, norm, record.step)
-            grad.value = norm
-            if norm == 0.0 or memory.zero is not None:
-                self._nothing(record)
+        losses, hits = [record.ce for record in records], [record.accuracy for record in records]
+        norms = [record.grad_norm for record in records]
+        moving = _moves(memory.ce, losses) and _moves(memory.accuracy, hits) and _moves(memory.grad_norm, norms)
+        if moving and 0.0 not in norms and memory.zero is None:  # nearly always
+            memory.ce.value, memory.accuracy.value, memory.grad_norm.value = losses[-1], hits[-1], norms[-1]
+        else:
+            for record in records:
+                self._judge(record)
         return len(records)
+
+    def _judge(self, record: StepLine) -> None:
+        memory = self._memory
+        metrics = (("loss", memory.ce, record.ce), ("accuracy", memory.accuracy, record.accuracy))
+        for name, held, value in (*metrics, ("gradient norm", memory.grad_norm, record.grad_norm)):
+            if value == held.value or held.records:
+                self._same(name, held, value, record.step)
+            held.value = value
+        if record.grad_norm == 0.0 or memory.zero is not None:
+            self._nothing(record)
 
     def _same(self, name: str, held: Held, value: float | None, step: int) -> None:
         if value != held.value or value is None:
@@ -108,3 +113,8 @@ class DeadMetric(Detector):
                 steps=(step, step, step),
                 metric="zero",
             )
+
+
+def _moves(held: Held, values: Sequence[float | None]) -> bool:
+    """Whether a metric that moved so far never has one value twice in a row."""
+    return not held.records and values[0] != held.value and not any(map(eq, values, values[1:]))

@@ -7,6 +7,7 @@ The hard decision: a broken order is a finding of operations, not of training. I
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
@@ -90,14 +91,13 @@ class Integrity(Detector):
         self._clocks(records)
 
     def _clocks(self, records: Sequence[StepLine]) -> None:
-        before = self._memory.last_mono_s
-        for record in records:
-            now = record.mono_time_s
-            if before is not None and now < before:
-                step, back = record.step, before - now
-                self._finding("warn", f"the monotonic clock runs back by {back:.3g} s at step {step}", steps=(step, step, step))
-            before = now
-        self._memory.last_mono_s = before
+        now = [record.mono_time_s for record in records]
+        before = [now[0] if self._memory.last_mono_s is None else self._memory.last_mono_s, *now[:-1]]
+        for number, forth in enumerate(map(sub, now, before)):
+            if forth < 0.0:
+                step = records[number].step
+                self._finding("warn", f"the monotonic clock runs back by {-forth:.3g} s at step {step}", steps=(step, step, step))
+        self._memory.last_mono_s = now[-1]
 
     def on_torn(self, torn: TornLine, last_step: int) -> None:
         """Note a line that could not be read."""

@@ -123,10 +123,8 @@ class SaveStall(Detector):
                 self._during(record)
             return len(records)
         beside = memory.beside_s
-        for record in records:
-            beside.append(record.step_time_s)
-            if len(beside) >= 2 * _KEPT_TIMES:
-                del beside[:_KEPT_TIMES]
+        beside += [record.step_time_s for record in records]
+        del beside[:-_KEPT_TIMES]
         return len(records)
 
     def _during(self, record: StepLine) -> None:

@@ -7,6 +7,7 @@ person has seen in the curve, the other detectors say what it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -85,15 +86,14 @@ class SimpleRules(Detector):
         memory, highest, drop = self._memory, self._loss, self._drop
         self.checked += len(records)
         memory.records += len(records)
-        before = memory.accuracy
-        for record in records:
-            ce, accuracy = record.ce, record.accuracy
-            if ce is not None and ce > highest:
-                memory.loss_above.add(record, ce)
-            if before is not None and before - accuracy > drop:
-                memory.accuracy_drop.add(record, before - accuracy)
-            before = accuracy
-        memory.accuracy = before
+        for record, ce in [(record, ce) for record in records if (ce := record.ce) is not None and ce > highest]:
+            memory.loss_above.add(record, ce)
+        now = [record.accuracy for record in records]
+        before = [now[0] if memory.accuracy is None else memory.accuracy, *now[:-1]]
+        for number, fall in enumerate(map(sub, before, now)):
+            if fall > drop:
+                memory.accuracy_drop.add(records[number], fall)
+        memory.accuracy = now[-1]
         return len(records)
 
     def counts(self) -> dict[str, Any]:

@@ -77,18 +77,21 @@ class Throughput(Detector):
         """Judge consecutive records; only events begin and end a save."""
         if not context.open_saves:
             memory, slow_steps, slow_s = self._memory, self._watch.slow_steps, self._watch.slow_s
+            total, steps, seconds = memory.total, memory.steps, memory.seconds
             for record in records:
                 if record.tokens_per_s > 0.0 and (key := composition(record)) is not None:
                     off = self._off_usual(key, math.log(record.tokens_per_s))
                     if off is None:
                         continue
-                    if not memory.steps:
+                    if not steps:
                         memory.first_step = record.step
-                    memory.total += min(max(off, -_CLIP), _CLIP)
-                    memory.steps += 1
-                    memory.seconds += record.step_time_s
-                    if memory.steps >= slow_steps and memory.seconds >= slow_s:
-                        self._window(memory.total / memory.steps, record.step)
+                    total += _CLIP if off > _CLIP else max(off, -_CLIP)
+                    steps += 1
+                    seconds += record.step_time_s
+                    if steps >= slow_steps and seconds >= slow_s:
+                        self._window(total / steps, record.step)
+                        total, steps, seconds = 0.0, 0, 0.0
+            memory.total, memory.steps, memory.seconds = total, steps, seconds
         return len(records)
 
     def _off_usual(self, key: str, value: float) -> float | None:
@@ -110,7 +113,6 @@ class Throughput(Detector):
 
     def _window(self, off: float, step: int) -> None:
         memory = self._memory
-        memory.total, memory.steps, memory.seconds = 0.0, 0, 0.0
         if off >= self._slow:
             for number in (memory.slow, memory.very_slow):
                 if number is not None:
