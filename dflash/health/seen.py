@@ -11,11 +11,22 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+Samples = npt.NDArray[np.int64]
+
 MAX_SAMPLE = 2**28  # a sample id beyond this is not a row of any data set: not worth the memory
+
+
+def samples_of(rows: Sequence[int] | Samples) -> Samples | None:
+    """Sample ids as an array; None if one of them is no number of 64 bits, and so no sample."""
+    try:
+        return np.asarray(rows, dtype=np.int64)
+    except OverflowError:
+        return None
 
 
 class Seen:
@@ -24,11 +35,15 @@ class Seen:
     def __init__(self) -> None:
         self._bits = np.zeros(1024, dtype=np.uint8)
 
-    def add_new(self, rows: Sequence[int]) -> bool:
-        """Add samples if none of them is there and none comes twice; says whether it has."""
-        if len(set(rows)) < len(rows) or not (min(rows) >= 0 and max(rows) < MAX_SAMPLE):
+    def add_new(self, rows: Sequence[int] | Samples) -> bool:
+        """Add samples, at least one, if none of them is there and none comes twice; says whether it has."""
+        samples = samples_of(rows)
+        if samples is None:
             return False
-        places, flags = self._reach(rows)
+        ordered = np.sort(samples)
+        if ordered[0] < 0 or ordered[-1] >= MAX_SAMPLE or (ordered[1:] == ordered[:-1]).any():
+            return False
+        places, flags = self._reach(samples)
         if (self._bits[places] & flags).any():
             return False
         np.bitwise_or.at(self._bits, places, flags)
@@ -46,9 +61,9 @@ class Seen:
             places, flags = self._reach(rows)
             np.bitwise_and.at(self._bits, places, ~flags)
 
-    def _reach(self, rows: Sequence[int] | npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    def _reach(self, rows: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         """Place and bit of each sample; the set grows as far as they lie."""
-        samples = np.array(rows, dtype=np.int64)
+        samples = np.asarray(rows, dtype=np.int64)
         places = samples >> 3
         needed = int(places.max()) + 1
         if needed > len(self._bits):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,11 +25,26 @@ def mann_kendall_decline_p(values: Sequence[float]) -> float:
     n = len(series)
     first, second = _pairs(n)
     s = float(np.sign(series[second] - series[first]).sum())
-    _, ties = np.unique(series, return_counts=True)
-    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    ties = sum([count * (count - 1) * (2 * count + 5) for count in Counter(values).values() if count > 1])
+    variance = (n * (n - 1) * (2 * n + 5) - ties) / 18
     if variance <= 0 or s >= 0:
         return 1.0
     return 0.5 * math.erfc(-(s + 1) / math.sqrt(2 * variance))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Percentile of a few numbers, linear between neighbours: what numpy gives, without what its generality costs.
+
+    Args:
+        values: at least one number, in any order.
+        percent: from 0 to 100.
+    """
+    ordered = sorted(values)
+    place = percent / 100 * (len(ordered) - 1)
+    low = int(place)
+    high, part = min(low + 1, len(ordered) - 1), place - low
+    step = ordered[high] - ordered[low]
+    return ordered[high] - step * (1 - part) if part >= 0.5 else ordered[low] + step * part
 
 
 def theil_sen(values: Sequence[float]) -> tuple[float, float]:

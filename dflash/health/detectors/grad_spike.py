@@ -99,8 +99,8 @@ class GradSpike(Detector):
         if level is not None:
             self.checked += 1
             up = value - level.median
-            z = min(up / level.scale, _Z_LIMIT)
-            spike = self._spike
+            z, spike = up / level.scale, self._spike
+            z = min(z, _Z_LIMIT)
             context.set_grad_z(z, chance=memory.tail.chance(z, step=record.step) if z > spike.loss_z_with_grad else None)
             if z > spike.grad_z or up > self._log_factor:
                 loud = not self._is_usual(z, up, step=record.step)

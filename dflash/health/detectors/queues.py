@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dflash.config import HealthConfig
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
-from dflash.health.trend import mann_kendall_decline_p, theil_sen
+from dflash.health.trend import mann_kendall_decline_p, percentile, theil_sen
 
 NAMES = ("ready", "feature")
 _LEVEL_BLOCKS = 4  # blocks whose mean is a level
@@ -138,7 +137,7 @@ class QueueDecline(Detector):
         means = [block.mean for block in track.blocks]
         if track.per_block == 1:  # too short a history to tell a settled level from the filling of the queue
             return
-        track.settled = float(np.percentile(means, _SETTLED_PERCENTILE))
+        track.settled = percentile(means, _SETTLED_PERCENTILE)
         start = next(i for i, mean in enumerate(means) if mean >= _FILLED_FRAC * track.settled)
         tested = means[start:]
         if track.settled < self._min_level or len(tested) < _MIN_BLOCKS:

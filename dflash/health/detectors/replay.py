@@ -19,7 +19,7 @@ from dflash.health.baseline import Level
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
-from dflash.health.seen import MAX_SAMPLE, Seen
+from dflash.health.seen import MAX_SAMPLE, Seen, samples_of
 
 _CLIP_Z = 6.0
 _NEWEST = 10
@@ -109,11 +109,13 @@ class RepeatedData(Detector):
         batches = [batch for record in records for batch in record.micro_batches if batch.rows]
         if any(batch.epoch != memory.epoch for batch in batches):
             return 0
-        rows = [row for batch in batches for row in batch.rows]
-        if rows:
+        rows = samples_of([row for batch in batches for row in batch.rows])
+        if rows is None:
+            return 0
+        if len(rows):
             if not memory.seen[memory.epoch].add_new(rows):
                 return 0
-            self.taken.append(Taken.of(memory.epoch, rows))
+            self.taken.append(Taken(memory.epoch, rows.astype(np.int32).tobytes()))
             self.checked += len(rows)
         return len(records)
 

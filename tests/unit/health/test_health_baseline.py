@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.health.baseline import REFRESH_POINTS, Baseline
-from dflash.health.trend import binomial_tail, mann_kendall_decline_p, theil_sen
+from dflash.health.trend import binomial_tail, mann_kendall_decline_p, percentile, theil_sen
 
 POINTS = st.lists(st.tuples(st.floats(-5, 5, allow_subnormal=False), st.integers(1, 900)), min_size=1, max_size=90)
 
@@ -157,3 +157,14 @@ def test_the_binomial_tail_counts_outcomes(successes: int, trials: int, rate: fl
         if sum(outcome) >= successes
     )
     assert binomial_tail(successes, trials, rate) == pytest.approx(exact)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(0, 100))
+def test_the_percentile_is_that_of_numpy(values: list[float], percent: float) -> None:
+    assert percentile(values, percent) == np.percentile(values, percent)
+
+
+def test_ties_are_counted_in_the_variance_of_a_trend() -> None:
+    # Kendall 1975: s = -5 of 6 pairs, one tie of two values: the variance is (4*3*13 - 2*1*9) / 18.
+    assert mann_kendall_decline_p([4.0, 3.0, 3.0, 1.0]) == pytest.approx(0.5 * math.erfc(4 / math.sqrt(2 * (156 - 18) / 18)))

@@ -152,6 +152,12 @@ class TestSamplesGivenBack:
         detector.forget_epochs_before(2)
         assert sorted(detector.parts()["memory"].seen) == [2, 3]
 
+    def test_a_stretch_with_an_id_beyond_64_bits_is_judged_record_by_record(self) -> None:
+        detector = RepeatedData()
+        assert detector.on_stretch([self.line(0, [1, 2**80])], RunContext()) == 0
+        detector.on_step(self.line(0, [1, 2**80]), RunContext())
+        assert detector.on_stretch([self.line(1, [2])], RunContext()) == 1
+
 
 class TestSeen:
     @settings(max_examples=40, deadline=None, derandomize=True)
@@ -172,6 +178,7 @@ class TestSeen:
     def test_what_can_be_no_sample_takes_no_memory(self) -> None:
         seen = Seen()
         assert seen.add_all([-1, MAX_SAMPLE, 2**62, 7]) == []
-        assert seen.add_all([7, -1, 2**62]) == [7]
+        assert seen.add_all([7, -1, 2**62, 2**80]) == [7]
+        assert not seen.add_new([8, 2**80])
         assert len(seen.text()) < 200
         assert Taken.of(0, [-1, 3, 2**62]).rows().tolist() == [3]
