@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from dflash.config import WatchConfig
 from dflash.health.baseline import median_of_sorted
@@ -76,8 +77,8 @@ class BucketMix(Detector):
         memory.since_refresh = 0
         del memory.newest[: -4 * _REFRESH_STEPS]
         newest = np.array(memory.newest)
-        median = float(median_of_sorted(np.sort(newest)))
-        spread = 1.4826 * float(median_of_sorted(np.sort(np.abs(newest - median))))
+        median = _median(newest)
+        spread = 1.4826 * _median(np.abs(newest - median))
         within = median_of_sorted(sorted([judged.level.scale for judged in context.judged])) ** 2
         off = newest - np.add.reduce(newest) / len(newest)  # numpy's own variance, without what its generality costs
         total = float(np.add.reduce(off * off) / len(newest))
@@ -213,3 +214,9 @@ class ShareDrift(Detector):
                     reference=round(planned, 4),
                     z=round(off / sd, 2),
                 )
+
+
+def _median(values: npt.NDArray[np.float64]) -> float:
+    ordered = np.sort(values)
+    middle = len(ordered) // 2
+    return float((ordered[middle] + ordered[~middle]) / 2)
