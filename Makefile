@@ -36,12 +36,9 @@ demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
 test: $(STAMP) ## the test-suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Thousands of random histories and schedules, sixty kills: before a release, at most two hours on two cores.
-test-full: export DFLASH_FULL = 1
-test-full: export DFLASH_ROLLBACK_HISTORIES = 4000
-test-full: export DFLASH_SCHEDULES = 40000
-test-full: $(STAMP) ## the test-suite with many more random kills, histories and schedules
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 3600
+# Thousands of random histories and schedules, sixty kills, whole drills: before a release. Interrupted, it goes on where it was.
+test-full: $(STAMP) ## every test at full length (at most two hours on two cores; stores benchmarks/results/test_full.json)
+	$(BIN)/python -m benchmarks.test_full
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,0 +1,172 @@
+"""The release test: every test with `DFLASH_FULL=1`, thousands of histories and schedules, sixty kills; at most two hours.
+
+Each integration test file and each folder of unit tests is a part with a pytest process of its own, three at a time. A part's
+outcome is appended to `<work>/parts.jsonl` at once, so an interrupted release test goes on where it was, as long as the code is the
+same; a part that failed runs again. The stored result says which revision was tested, and tells every failure.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import ROOT, benchmark_parser, publish
+
+NAME = "test_full"
+LANES = 3
+LIMIT_S = 3600
+SCALE = {"DFLASH_FULL": "1", "DFLASH_ROLLBACK_HISTORIES": "4000", "DFLASH_SCHEDULES": "40000"}
+QUICK_PART = "tests/unit/rollback"
+CODE = (
+    "dflash",
+    "tasks",
+    "flows",
+    "prefect_dflash",
+    "tests",
+    "configs",
+    "infra",
+    "benchmarks/*.py",
+    "prefect.yaml",
+    "pyproject.toml",
+)
+COUNTS = ("tests", "failures", "errors", "skipped")
+
+
+def main() -> int:
+    """Run what is missing; see `--help`."""
+    parser = benchmark_parser(__doc__ or "")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "test-full", help="where outcomes are kept")
+    parser.add_argument("--lanes", type=int, default=LANES, help="pytest processes at once")
+    parser.add_argument("--root", type=Path, default=ROOT, help="checkout to be tested")
+    arguments = parser.parse_args()
+    wanted = [QUICK_PART] if arguments.quick else parts(arguments.root)
+    rows = release_test(arguments.root, wanted, work=arguments.work, lanes=arguments.lanes, scale={} if arguments.quick else SCALE)
+    publish(NAME, figures(rows, revision=revision(arguments.root)), arguments)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def parts(root: Path) -> list[str]:
+    """What is tested by one process each, those that take long first."""
+    tests = root / "tests"
+    found = [
+        *sorted(tests.glob("integration/test_*.py")),
+        tests / "flows",
+        *sorted(folder for folder in tests.glob("unit/*") if folder.is_dir() and folder.name != "__pycache__"),
+        *sorted(tests.glob("unit/test_*.py")),
+        *sorted(tests.glob("test_*.py")),
+    ]
+    return [str(path.relative_to(root)) for path in found if path.exists()]
+
+
+def release_test(root: Path, wanted: Sequence[str], *, work: Path, lanes: int, scale: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Run the parts that have not passed yet, several at once.
+
+    Args:
+        root: checkout.
+        wanted: parts.
+        work: folder of the outcomes.
+        lanes: processes at once.
+        scale: environment that makes the tests long.
+
+    Returns:
+        One outcome for each part.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    store, key = work / "parts.jsonl", tree_hash(root)
+    passed = {row["part"]: row for row in _stored(store) if row["key"] == key and row["ok"]}
+    rows = [passed[part] for part in wanted if part in passed]
+    with ThreadPoolExecutor(lanes) as pool:
+        running = [pool.submit(run_part, root, part, work=work, scale=scale) for part in wanted if part not in passed]
+        for future in as_completed(running):
+            row = {"key": key, **future.result()}
+            with store.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            rows.append(row)
+            state = "ok" if row["ok"] else f"FAILED (code {row['code']})"
+            print(f"{row['part']:<52} {row['tests']:>5} tests {row['seconds']:>7.0f} s  {state}", file=sys.stderr, flush=True)
+    return rows
+
+
+def run_part(root: Path, part: str, *, work: Path, scale: Mapping[str, str]) -> dict[str, Any]:
+    """Run one part to its end.
+
+    Returns:
+        Its name, exit code, counts, the names of failed tests, seconds; its output is beside, in a file.
+    """
+    stem = part.replace("/", "-").removesuffix(".py")
+    xml, output = work / f"{stem}.xml", work / f"{stem}.txt"
+    xml.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", f"--junitxml={xml}", part]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **scale}
+    began = time.monotonic()
+    with output.open("wb") as file:
+        code = subprocess.run(command, cwd=root, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    seconds = time.monotonic() - began
+    counts, failed = read_junit(xml) if xml.is_file() else (dict.fromkeys(COUNTS, 0), [])
+    day = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    return {"part": part, "ok": code == 0, "code": code, "day": day, "seconds": seconds, "failed": failed, **counts}
+
+
+def read_junit(file: Path) -> tuple[dict[str, int], list[str]]:
+    """Counts of a pytest report, and which tests failed."""
+    suite = next(ET.parse(file).getroot().iter("testsuite"))  # noqa: S314 - written by the pytest that was just run
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return {count: int(suite.get(count, 0)) for count in COUNTS}, failed
+
+
+def figures(rows: Iterable[Mapping[str, Any]], *, revision: str) -> dict[str, Any]:
+    """What the stored result says."""
+    rows = sorted(rows, key=lambda row: -row["seconds"])
+    total = {count: sum(row[count] for row in rows) for count in COUNTS}
+    failed = [name for row in rows for name in row["failed"]]
+    failed += [f"{row['part']} ended with code {row['code']}" for row in rows if not row["ok"]]
+    longest = {row["part"]: f"{row['tests']} tests, {row['seconds']:.0f} s" for row in rows[:12]}
+    return {
+        "revision": revision,
+        "parts": len(rows),
+        "passed": total["tests"] - total["failures"] - total["errors"] - total["skipped"],
+        "skipped": total["skipped"],
+        "failed": ", ".join(failed) or "none",
+        "process_minutes": round(sum(row["seconds"] for row in rows) / 60, 1),
+        "longest": longest,
+    }
+
+
+def tree_hash(root: Path) -> str:
+    """Identity of everything that a test may depend on."""
+    digest = hashlib.sha256()
+    for pattern in CODE:
+        for file in sorted(path for top in root.glob(pattern) for path in ([top] if top.is_file() else top.rglob("*"))):
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file.relative_to(root)}\0".encode())
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def revision(root: Path) -> str:
+    """The commit that was tested."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "not a git checkout"
+
+
+def _stored(store: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in store.read_text(encoding="utf-8").splitlines()] if store.is_file() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

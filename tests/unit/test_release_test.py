@@ -1,0 +1,35 @@
+"""The release test: parts of a checkout, what passed is not run again, what failed is named and is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.test_full import figures, parts, release_test
+
+PASSES = "import os\n\n\ndef test_scale() -> None:\n    assert os.environ['DFLASH_FULL'] == '1'\n"
+FAILS = "def test_good() -> None:\n    pass\n\n\ndef test_bad() -> None:\n    raise AssertionError\n"
+
+
+def test_what_passed_is_kept_and_what_failed_is_named_and_run_again(tmp_path: Path) -> None:
+    root, work = tmp_path / "checkout", tmp_path / "work"
+    whole, broken = root / "tests" / "integration" / "test_whole.py", root / "tests" / "unit" / "room" / "test_broken.py"
+    for file, text in ((whole, PASSES), (broken, FAILS)):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    wanted = parts(root)
+    assert wanted == ["tests/integration/test_whole.py", "tests/unit/room"]
+
+    def run() -> dict[str, object]:
+        return figures(release_test(root, wanted, work=work, lanes=2, scale={"DFLASH_FULL": "1"}), revision="r")
+
+    first = run()
+    assert (first["passed"], first["skipped"], first["parts"]) == (2, 0, 2)
+    assert first["failed"] == "tests.unit.room.test_broken::test_bad, tests/unit/room ended with code 1"
+    second = run()
+    assert second["failed"] == first["failed"]
+    assert [line.count('"part": "tests/unit/room"') for line in (work / "parts.jsonl").read_text().splitlines()].count(1) == 2
+    assert (work / "parts.jsonl").read_text().count("test_whole") == 1, "it had passed, and nothing has changed"
+
+    broken.write_text(PASSES)
+    assert run()["failed"] == "none"
+    assert (work / "parts.jsonl").read_text().count("test_whole") == 2, "the code has changed: everything runs again"
