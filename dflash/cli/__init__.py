@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -23,9 +22,10 @@ from dflash.cli import (
     health_commands,
     join_commands,
     probe_commands,
+    publish_commands,
     train_commands,
 )
-from dflash.cli.output import configure_logging
+from dflash.cli.output import close_output, configure_logging
 from dflash.errors import EXIT_OK, DflashError
 
 COMMANDS = (
@@ -39,6 +39,7 @@ COMMANDS = (
     probe_commands,
     evaluate_commands,
     export_commands,
+    publish_commands,
     config_commands,
 )
 """In the order of the help. None imports torch until a command that needs it runs: a verdict is wanted within a second."""
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"error": type(error).__name__, "what": error.what, "remedy": error.remedy}))
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader (`| head`) has seen enough; nothing may be flushed at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has seen enough of something that is printed piece by piece
+        close_output()
         return EXIT_OK
     return code

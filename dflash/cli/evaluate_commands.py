@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 from dflash import stages
 from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.output import emit, progress_printer
+from dflash.errors import ConfigError
+from dflash.evaluate.describe import evaluation_text
 from dflash.records import EvaluationResult, to_dict
 
 
@@ -21,22 +24,41 @@ def register(groups: Any) -> None:
     which = evaluate.add_mutually_exclusive_group()
     which.add_argument("--checkpoint", type=Path, help="evaluate only this checkpoint folder")
     which.add_argument("--drafter", type=Path, help="evaluate only this published drafter (any layout), on the run's prompts")
+    which.add_argument(
+        "--sweep", action="store_true", help="only find the fastest block size, batch size and temperature of this machine"
+    )
+    evaluate.add_argument(
+        "--baseline", dest="baselines", action="append", default=[], metavar="NAME", help="decode this beside the trained drafter: "
+        "prompt_lookup, untrained, or the folder of a published drafter, a checkpoint or a run (may be repeated)",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+        help="a key of the section evaluate for this call alone, e.g. evaluate.sweep.num_prompts=32 (may be repeated)",
+    )  # fmt: skip
     compare = add_command(groups, "compare", "trained runs side by side: verdict, curves, acceptance, differences", _compare)
     compare.add_argument(
-        "run_dirs", type=Path, nargs="+", metavar="RUN", help="folders of two or more runs; the first is the reference"
+        "run_dirs", type=Path, nargs="*", metavar="RUN", help="folders of two or more runs; the first is the reference"
     )
     compare.add_argument(
         "--output", type=Path, help="folder for the page and the numbers (default: comparisons/ beside the first run)"
     )
     compare.add_argument("--no-tracking", action="store_true", help="leave MLflow alone")
+    compare.add_argument(
+        "--reference", action="store_true", help="put any number of runs beside what others have published, on their hardware"
+    )
+    compare.add_argument("--markdown", action="store_true", help="with --reference: print the page of the documentation")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    run = stages.reopen_run(arguments.run_dir)
+    run = stages.reopen_run(arguments.run_dir, overrides=_overrides(arguments))
     show = progress_printer()
     if arguments.drafter is not None:
         return _tell(arguments, stages.evaluate_published(run, arguments.drafter, progress=show))
     bench = stages.open_bench(run)
+    if arguments.sweep:
+        sweep = stages.sweep_stage(run, bench, progress=show)
+        emit(arguments, to_dict(sweep), stages.sweep_text(sweep))
+        return 0
     if arguments.checkpoint is not None:
         return _tell(arguments, stages.evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint))
     for which in ("untrained", "trained"):
@@ -46,14 +68,28 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """What this call decodes otherwise than the run's configuration says; nothing else of it can be changed."""
+    for setting in arguments.settings:
+        if not setting.startswith("evaluate."):
+            raise ConfigError(
+                f"--set {setting}: only keys of the section evaluate can be set here",
+                remedy="what a run was trained with stands in its config.yaml and stays",
+            )
+    named = [f"evaluate.baselines={json.dumps(arguments.baselines)}"] if arguments.baselines else []
+    return [*arguments.settings, *named]
+
+
 def _tell(arguments: argparse.Namespace, result: EvaluationResult) -> int:
-    low, high = result.acceptance_ci
-    text = f"acceptance length {result.acceptance_length:.2f} [{low:.2f}, {high:.2f}], lossless: {result.lossless}"
-    emit(arguments, to_dict(result), text)
+    emit(arguments, to_dict(result), evaluation_text(result))
     return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    if arguments.reference:
+        beside = stages.reference_stage(arguments.run_dirs)
+        emit(arguments, beside.payload, beside.page.rstrip("\n") if arguments.markdown else beside.text)
+        return 0
     found = stages.compare_stage(arguments.run_dirs, output=arguments.output, track=not arguments.no_tracking)
     emit(arguments, found.payload, f"{found.text}\n\npage: {found.page}")
     return 0

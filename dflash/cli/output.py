@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -22,8 +23,16 @@ _PACE_SAMPLES = 60
 
 
 def emit(arguments: argparse.Namespace, payload: Any, text: str) -> None:
-    """Print `payload` as JSON with `--json`, else `text`."""
-    print(json.dumps(payload, default=str) if arguments.json else text)
+    """Print `payload` as JSON with `--json`, else `text`; a reader who has seen enough (`| head`) changes no exit code."""
+    try:
+        print(json.dumps(payload, default=str) if arguments.json else text, flush=True)
+    except BrokenPipeError:
+        close_output()
+
+
+def close_output() -> None:
+    """Nobody reads standard output any more: what is still written or flushed to it, also at exit, goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def progress_printer(stream: Any = None) -> Callable[[str, int, int], None]:

@@ -163,7 +163,6 @@ class ResumeMemory(Memory):
     references: dict[int, Level] = msgspec.field(default_factory=dict)
     deviations: list[float] = msgspec.field(default_factory=list)
     alarm: int | None = None
-    resumes: int = 0
 
 
 class BadResume(Detector):
@@ -189,7 +188,6 @@ class BadResume(Detector):
         """A resume: compare what follows with what was."""
         memory = self._memory
         memory.from_step, memory.references, memory.deviations, memory.alarm = -1, {}, [], None
-        memory.resumes += 1
 
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Nothing is compared long after a resume."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixt
         found, out, _ = run(capsys, written(tmp_path, logs.json_lines(rows)))
         assert (found, out.split()[0]) == (code, word)
     assert (EXIT_OK, EXIT_WATCH, EXIT_UNHEALTHY, EXIT_BLIND) == (0, 3, 4, 5)
+
+
+def test_a_reader_who_has_seen_enough_changes_no_verdict(tmp_path: Path) -> None:
+    log = written(tmp_path, logs.json_lines([row | {"loss": float("nan")} for row in CURVE]))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        command = [sys.executable, "-m", "dflash", "health", str(log)]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == EXIT_UNHEALTHY
+    assert "Traceback" not in done.stderr
 
 
 def test_the_mapping_is_shown_and_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
