@@ -70,12 +70,28 @@ class DrillStack:
 def drill_stack(root: Path) -> Iterator[DrillStack]:
     """Start everything, deploy, and stop it when the block ends."""
     stack = DrillStack(root.resolve(), servers_environment(root.resolve(), runs=root.resolve()))
-    try:
+    with servers_end_with_us(stack.environment):
         stack.call("infra/local/up")
         stack.prefect("--no-prompt", "deploy", "--all")
         yield stack
+
+
+@contextlib.contextmanager
+def servers_end_with_us(environment: dict[str, str]) -> Iterator[None]:
+    """Stop what `infra/local/up` starts in the block when the block ends, and also if this process is killed in it.
+
+    Servers outlive whoever starts them, and their schedules would go on with health checks for nobody. So a shell waits for the
+    end of a pipe that only this process holds.
+    """
+    waits = ["sh", "-c", "read -r _; exec infra/local/down"]
+    silent = subprocess.DEVNULL
+    guard = subprocess.Popen(
+        waits, cwd=CHECKOUT, env=environment, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True
+    )
+    try:
+        yield
     finally:
-        subprocess.run(["infra/local/down"], cwd=CHECKOUT, env=stack.environment, capture_output=True, check=False)
+        guard.communicate()
 
 
 def servers_environment(root: Path, *, runs: Path) -> dict[str, str]:

@@ -26,7 +26,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from dflash.records import RunPaths
 from dflash.train.attempts import end_of, read_attempt
 from dflash.train.progress import read_progress
-from tasks.drill_stack import servers_environment
+from tasks.drill_stack import servers_end_with_us, servers_environment
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -81,11 +81,9 @@ def running_stack(folder: Path, **settings: str) -> Iterator[Stack]:
     """Start servers and workers in `folder`, with further environment variables; stop them at the end."""
     env = servers_environment(folder, runs=folder / "runs") | settings
     made = Stack(folder, env, f"http://127.0.0.1:{env['DFLASH_MLFLOW_PORT']}")
-    try:
+    with servers_end_with_us(env):
         made.call("infra/local/up")
         yield made
-    finally:
-        subprocess.run(["infra/local/down"], cwd=ROOT, env=env, check=False)
 
 
 @contextmanager
