@@ -2,9 +2,9 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes at once: one more than two cores, because much of an integration test is waiting for processes.
+# Test processes at once: twice two cores, because half of an integration test is waiting for processes.
 # Files run in their own order: integration tests, the longest, come first, so that no process ends with one alone.
-WORKERS ?= 3
+WORKERS ?= 4
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tiny models are fastest on one thread a process; telemetry stays off everywhere.
@@ -14,6 +14,8 @@ export DO_NOT_TRACK ?= 1
 export MLFLOW_DISABLE_TELEMETRY ?= true
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
+# Hundreds of short processes: what one has compiled, the others read (some environments forbid to keep it).
+test test-full: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo test test-full lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
 
@@ -67,6 +69,8 @@ drill: $(STAMP) ## plant a fault in a demo training on real servers and judge wh
 
 docs: $(STAMP) ## regenerate the generated pages
 	$(BIN)/python -m dflash config reference --output docs/configuration.md
+	$(BIN)/python -m dflash config metrics --output docs/metrics.md
+	$(BIN)/python -m dflash compare --reference --markdown >docs/reference-results.md
 
 # CHECK="--device cpu --tiny" walks every path that a CPU has; CHECK="--only staging" takes some.
 gpu-check: $(STAMP) ## every path that only a GPU has, on one GPU (under 8 minutes; skips without one)
@@ -83,9 +87,11 @@ bench-peers: .venv-peers/.installed ## environment of the peers that benchmarks 
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'specforge==0.2.0' 'speculators==0.9.0'
 	@touch $@
 
-lock: $(STAMP) ## rewrite constraints.txt from the environment
+lock: $(STAMP) ## rewrite constraints.txt, requirements.lock (hashes) and docs/licences.md from the environment
 	(head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/^torch==.*/torch==2.13.0/') > constraints.new
 	mv constraints.new constraints.txt
+	$(BIN)/python -m release.hashes
+	$(BIN)/python -m release.licences
 
 clean: ## remove the environment, caches and build output (never runs/)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

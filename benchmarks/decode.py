@@ -55,6 +55,11 @@ class SpoiledOracle:
         self._drafter.begin(keys)
         self._oracle.begin(keys)
 
+    def admit(self, keys: Sequence[str]) -> None:
+        """Rows join both."""
+        self._drafter.admit(keys)
+        self._oracle.admit(keys)
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Drop rows of both."""
         self._drafter.select_rows(rows)
@@ -63,6 +68,10 @@ class SpoiledOracle:
     def propose(self, committed: Committed) -> Proposal:
         """Draft with both, keep the oracle's."""
         self._drafter.propose(committed)
+        return self.scripted(committed)
+
+    def scripted(self, committed: Committed) -> Proposal:
+        """The oracle's part, which no real decoding has."""
         return self._oracle.propose(committed)
 
 

@@ -83,7 +83,7 @@ def decode_all(target: Target, prompts: Prompts, *, alone: int) -> tuple[int, in
                 continue
             judged = explain_difference(
                 target, prompts[number], answers=(plain[number], spoken), limits=DecodeLimits(TOKENS, frozenset()),
-                block_size=BLOCK, near_tie_factor=NEAR_TIE_FACTOR,
+                sampling=sampling, key="", block_size=BLOCK, near_tie_factor=NEAR_TIE_FACTOR,
             )  # fmt: skip
             wrong, tied = wrong + (not judged.excused), tied + judged.excused
     return decoded, wrong, tied, differing

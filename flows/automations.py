@@ -17,6 +17,7 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
+from flows.selection import SELECTION, selection_automation
 from tasks.local import require_server, run_program
 
 ZOMBIES = "dflash: flow runs without a heartbeat"
@@ -46,17 +47,16 @@ def zombie_automation(silence_s: int) -> Automation:
     )
 
 
-def install(silence_s: int) -> str:
-    """Create the automation, or bring the one that exists up to date; returns what was done."""
-    wanted = zombie_automation(silence_s)
+def install(wanted: Automation) -> str:
+    """Create an automation, or bring the one of that name up to date; returns what was done."""
     try:
-        known = Automation.read(name=ZOMBIES)
+        known = Automation.read(name=wanted.name)
     except ValueError:
         wanted.create()
-        return f"created: {ZOMBIES}"
+        return f"created: {wanted.name}"
     wanted.id = known.id
     wanted.update()
-    return f"up to date: {ZOMBIES}"
+    return f"up to date: {wanted.name}"
 
 
 def main() -> int:
@@ -64,7 +64,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Install the automations on the Prefect server.")
     parser.add_argument("--silence", type=int, default=SILENCE_S, metavar="SECONDS", help="silence that counts as death")
     arguments = parser.parse_args()
-    return run_program(lambda: print(install(arguments.silence)), check=require_server)
+
+    def body() -> None:
+        print(install(zombie_automation(arguments.silence)))
+        selection = selection_automation()
+        print(f"left out: {SELECTION} (first: prefect deploy --all)" if selection is None else install(selection))
+
+    return run_program(body, check=require_server)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,16 @@ from typing import Annotated, Any
 from prefect import runtime
 from pydantic import Field
 
-from dflash.config import load_config
+from dflash.config import PASSWORD_IN_ADDRESS, load_config
 
 ConfigPath = Annotated[str, Field(pattern=r"\.ya?ml$", description="Configuration file, relative to the checkout.")]
-Override = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+=")]
+# Parameters are kept by the server for good, so a password is refused by their schema, before anything has been stored.
+_NO_PASSWORD = {"not": {"pattern": PASSWORD_IN_ADDRESS}}
+Override = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+=", json_schema_extra=_NO_PASSWORD)]
 Overrides = Annotated[list[Override], Field(description="Dotted assignments, e.g. `train.lr=3e-4`.")]
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name instead of the configured `run.name`.")]
 RunFolder = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="A run's folder name, e.g. `demo-001`.")]
+ServerUrl = Annotated[str, Field(pattern=r"^https?://[^\s]+$", description="Address of a server, e.g. `http://127.0.0.1:8000`.")]
 RunPath = Annotated[str, Field(min_length=1, description="A run's folder, relative to the checkout.")]
 RunPaths = Annotated[list[RunPath], Field(min_length=2)]
 

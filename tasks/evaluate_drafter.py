@@ -31,14 +31,15 @@ def evaluate_drafter(run_dir: str) -> list[EvaluationResult]:
 
 
 def _row(result: EvaluationResult) -> dict[str, object]:
-    low, high = result.acceptance_ci
+    interval, survival = result.acceptance_ci, result.survival_per_position
     return {
         "drafter": result.drafter,
         "step": result.step,
         "prompts": result.prompts,
         "acceptance length": round(result.acceptance_length, 3),
-        f"{result.confidence:.0%} interval": f"{low:.3f} to {high:.3f}",
-        "per position": " ".join(f"{share:.2f}" for share in result.survival_per_position),
+        f"{result.confidence:.0%} interval": None if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+        "per position": None if survival is None else " ".join(f"{share:.2f}" for share in survival),
         "speed-up": round(result.speedup, 2) if result.speedup is not None else None,
         "lossless": result.lossless,
+        "warnings": "; ".join(result.warnings) or None,
     }

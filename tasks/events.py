@@ -22,6 +22,7 @@ from tasks.reporting import tolerated
 DECISION = "dflash.run.decision"
 HALTED = "dflash.run.halted"
 DIED = "dflash.run.died"
+DUE = "dflash.checkpoint.due"
 
 
 def decision_event(run: str, plan: RollbackPlan) -> None:
@@ -53,6 +54,11 @@ def died_event(revival: Revival) -> None:
     """A run's flow has died, and was started again or given up."""
     payload = {"flow_run": revival.flow_run, "continued_by": revival.continued_by, "reason": revival.reason}
     _emit(DIED, revival.run, revival.flow_run, payload)
+
+
+def due_event(paths: RunPaths, step: int, segment: int) -> None:
+    """A durable checkpoint waits for its probe."""
+    _emit(DUE, paths.root.name, f"{step}.{segment}", {"run_dir": str(paths.root), "step": step, "segment": segment})
 
 
 def _emit(event: str, run: str, key: str, payload: Mapping[str, Any]) -> None:

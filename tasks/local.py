@@ -20,6 +20,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError, ServerError
+from dflash.evaluate.text import terminal_text
 from tasks.patience import OWN_SERVER_VARIABLE
 from tasks.server import answers, temporary_server
 
@@ -43,7 +44,7 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
         with _server():
             body()
     except DflashError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {terminal_text(str(error))}", file=sys.stderr)
         return error.exit_code
     except ParameterTypeError as error:
         print(f"error: {error}", file=sys.stderr)

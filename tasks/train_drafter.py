@@ -8,6 +8,7 @@ from dflash.errors import DataError, HaltedError, RunStateError
 from dflash.records import RunPaths
 from dflash.stages import TrainStage, load_report, reopen_run, train_stage
 from dflash.train.progress import TrainProgress
+from tasks.due_checkpoints import DueCheckpoints
 from tasks.own_state import OwnState
 from tasks.policies import NEVER_CACHED
 from tasks.progress import ProgressReport
@@ -23,9 +24,11 @@ def train_drafter(run_dir: str) -> TrainStage:
     """Train to the end of the plan, continuing from the newest durable checkpoint if there is one."""
     run = reopen_run(run_dir)
     flow_run = None if runtime.flow_run.id is None else str(runtime.flow_run.id)
+    due = DueCheckpoints(run)
     with ProgressReport("training-progress") as report, OwnState(run.paths, flow_run):
 
         def on_progress(progress: TrainProgress) -> None:
+            due.tell()
             if progress.total_steps:  # zero until the trainer has started
                 report.show("training", progress.step, progress.total_steps, detail=_detail(progress))
 

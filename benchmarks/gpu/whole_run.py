@@ -106,7 +106,14 @@ def _compare(target: Target, setting: Setting, family: str) -> float:
     for proposer in (_drafter(setting, target), _oracle(target, prompts)):
         for prompt, plain, answer in _differing_answers(target, proposer):
             tie = explain_difference(
-                target, prompt, answers=(plain, answer), limits=LIMITS, block_size=BLOCK, near_tie_factor=NEAR_TIE_FACTOR
+                target,
+                prompt,
+                answers=(plain, answer),
+                limits=LIMITS,
+                sampling=GREEDY,
+                key="",
+                block_size=BLOCK,
+                near_tie_factor=NEAR_TIE_FACTOR,
             )
             require(tie.excused, f"{family}, {type(proposer).__name__}: token {tie.position} differs by more than rounding: {tie}")
     traces = speculative_decode_batch(

@@ -13,6 +13,7 @@ from dflash.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_draft
 from dflash.checkpoint.pointers import point_to, read_pointer, remove_pointer
 from dflash.checkpoint.probes import (
     ProbeFile,
+    ProbesHeldError,
     ProbeView,
     ProbeWriter,
     hold_probes,
@@ -63,6 +64,7 @@ __all__ = [
     "NormJump",
     "ProbeFile",
     "ProbeView",
+    "ProbesHeldError",
     "ProbeWriter",
     "RunIdentity",
     "TensorScan",

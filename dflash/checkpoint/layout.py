@@ -24,7 +24,13 @@ LATEST = "latest"
 LATEST_CLEAN = "latest_clean"
 BEST = "best"
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _STEP_NAME = re.compile(r"step-(0|[1-9]\d*)")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a manifest may name this file of its folder: a plain name, so that nothing outside is ever read, sent or written."""
+    return _FILE_NAME.fullmatch(name) is not None and name != MANIFEST_FILE
 
 
 def folder_name(step: int) -> str:

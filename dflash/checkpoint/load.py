@@ -85,8 +85,6 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     Raises:
         CheckpointError: see `verify_checkpoint`.
     """
-    from safetensors.torch import load_file  # a look at manifests does not pay for torch
-
     manifest = verify_checkpoint(path)
     state_file = path / layout.STATE_FILE
     try:
@@ -96,8 +94,8 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     return LoadedCheckpoint(
         manifest=manifest,
         state=state,
-        drafter=load_file(path / layout.DRAFTER_FILE),
-        optimizer=load_file(path / layout.OPTIMIZER_FILE),
+        drafter=_tensors(path / layout.DRAFTER_FILE),
+        optimizer=_tensors(path / layout.OPTIMIZER_FILE),
     )
 
 
@@ -107,14 +105,12 @@ def load_drafter(path: Path) -> tuple[CheckpointManifest, dict[str, torch.Tensor
     Raises:
         CheckpointError: they are missing or damaged.
     """
-    from safetensors.torch import load_file  # as above
-
     manifest = read_manifest(path)
     entries = [entry for entry in manifest.files if entry.name == layout.DRAFTER_FILE]
     if not entries:
         raise CheckpointError(f"{path}: the manifest does not name {layout.DRAFTER_FILE}", remedy=_REMEDY)
     _verify_file(path / layout.DRAFTER_FILE, entries[0])
-    return manifest, load_file(path / layout.DRAFTER_FILE)
+    return manifest, _tensors(path / layout.DRAFTER_FILE)
 
 
 def read_state(path: Path) -> TrainerState:
@@ -134,8 +130,19 @@ def read_state(path: Path) -> TrainerState:
         raise CheckpointError(f"{path} cannot be used: {error.what}", remedy=_REMEDY) from error
 
 
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file whose hash fits its manifest, which says nothing about who wrote both."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # a look at manifests does not pay for torch
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{file} is no readable safetensors file: {error}", remedy=_REMEDY) from error
+
+
 def _verify_file(file: Path, entry: FileEntry) -> None:
-    if Path(entry.name).name != entry.name:
+    if not layout.is_file_name(entry.name):
         raise CheckpointError(f"{file.parent}: the manifest names a file outside it, {entry.name!r}", remedy=_REMEDY)
     try:
         size_bytes = file.stat().st_size

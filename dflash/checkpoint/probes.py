@@ -152,19 +152,23 @@ class ProbeWriter:
         append_line(self._path, to_json(record))
 
 
+class ProbesHeldError(RunStateError):
+    """Another process probes the run's checkpoints."""
+
+
 @contextmanager
 def hold_probes(paths: RunPaths) -> Iterator[ProbeWriter]:
     """Be the run's one probing process while the block runs.
 
     Raises:
-        RunStateError: another one is.
+        ProbesHeldError: another one is.
     """
     paths.probe_dir.mkdir(parents=True, exist_ok=True)
     with paths.probe_lock.open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RunStateError(
+            raise ProbesHeldError(
                 f"the checkpoints of run {paths.root} are being probed by another process",
                 remedy="let it finish: it probes every checkpoint that is due",
             ) from error

@@ -65,6 +65,7 @@ def upload_checkpoint(store: Store, folder: Path, *, on_object: Callable[[str], 
         StorageError: the store refuses; nothing of the copy counts then.
     """
     manifest = read_manifest(folder)
+    _require_plain_names(manifest, str(folder))
     copy = RemoteCopy(manifest.step, manifest.segment)
     for entry in manifest.files:
         name = copy.prefix + entry.name
@@ -120,11 +121,8 @@ def restore_copy(store: Store, copy: RemoteCopy, directory: Path) -> CheckpointM
         manifest = from_json(CheckpointManifest, data, origin=copy.prefix + layout.MANIFEST_FILE)
     except DataError as error:
         raise CheckpointError(f"the copy {copy.prefix} is damaged: {error.what}", remedy="restore an older one") from error
+    _require_plain_names(manifest, copy.prefix)
     for entry in manifest.files:
-        if Path(entry.name).name != entry.name:
-            raise CheckpointError(
-                f"{copy.prefix}: the manifest names a file outside it, {entry.name!r}", remedy="restore an older one"
-            )
         with store.open(copy.prefix + entry.name) as source, (temporary / entry.name).open("wb") as file:
             shutil.copyfileobj(source, file, _COPY_BYTES)
             file.flush()
@@ -134,3 +132,10 @@ def restore_copy(store: Store, copy: RemoteCopy, directory: Path) -> CheckpointM
     temporary.rename(final)
     fsync_dir(directory)
     return manifest
+
+
+def _require_plain_names(manifest: CheckpointManifest, origin: str) -> None:
+    """A manifest that names a file elsewhere would have that file sent away, or written over."""
+    for entry in manifest.files:
+        if not layout.is_file_name(entry.name):
+            raise CheckpointError(f"{origin}: the manifest names a file outside it, {entry.name!r}", remedy="use an older one")

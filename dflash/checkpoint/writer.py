@@ -141,7 +141,7 @@ class CheckpointWriter:
             if wait:
                 self._await(save, deadline_s=None)
                 if save.failure is not None:
-                    raise self._error(state.step, str(save.failure)) from save.failure
+                    raise self._error(state.step, save.failure) from save.failure
         return True
 
     def save_within(self, state: TrainerState, *, budget_s: float) -> bool:
@@ -214,7 +214,10 @@ class CheckpointWriter:
             return
         reason = "hung" if until_s == limit_s else "out of time"
         if self._leave_behind(save, reason):
-            save.failure = CheckpointError(f"the write is not done after {time.monotonic() - save.begin_s:.0f} s", remedy="")
+            took_s = time.monotonic() - save.begin_s
+            save.failure = CheckpointError(
+                f"the write is not done after {took_s:.0f} s", remedy="look at the disk: it is slow or hangs"
+            )
 
     def _leave_behind(self, save: _Save, reason: str) -> bool:
         """Report a write that does not end and go on without it; False if there is one left behind already."""
@@ -231,7 +234,8 @@ class CheckpointWriter:
         save.abandoned = True
         self._changed.notify_all()
 
-    def _error(self, step: int, why: str) -> CheckpointError:
+    def _error(self, step: int, failure: BaseException | str) -> CheckpointError:
+        why = failure.what if isinstance(failure, DflashError) else str(failure)
         return CheckpointError(
             f"checkpoint step-{step} could not be written: {why}",
             remedy=f"make room or mend {self._directory}; a new start continues from the newest durable checkpoint",
@@ -295,7 +299,8 @@ class CheckpointWriter:
 
         def on_operation(name: str) -> None:
             if save.abandoned:
-                raise _AbandonedError(f"the write of step-{save.state.step} was given up before {name!r}", remedy="")
+                what = f"the write of step-{save.state.step} was given up before {name!r}"
+                raise _AbandonedError(what, remedy="nothing: the log says why, and a later save takes its place")
             self._hooks.on_operation(name)
 
         content = CheckpointContent(

@@ -23,10 +23,12 @@ from dflash.cli import (
     join_commands,
     probe_commands,
     publish_commands,
+    trace_commands,
     train_commands,
 )
 from dflash.cli.output import close_output, configure_logging
 from dflash.errors import EXIT_OK, DflashError
+from dflash.evaluate.text import terminal_text
 
 COMMANDS = (
     data_commands,
@@ -35,6 +37,7 @@ COMMANDS = (
     train_commands,
     join_commands,
     health_commands,
+    trace_commands,
     checkpoint_commands,
     probe_commands,
     evaluate_commands,
@@ -77,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DflashError as error:
         if arguments.json:
             print(json.dumps({"error": type(error).__name__, "what": error.what, "remedy": error.remedy}))
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {terminal_text(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader has seen enough of something that is printed piece by piece
         close_output()

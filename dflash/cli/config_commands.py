@@ -26,6 +26,10 @@ def register(groups: Any) -> None:
     add_config(add_command(commands, "show", "print the resolved configuration, every default written out", _show))
     reference = add_command(commands, "reference", "print the configuration reference as Markdown", _reference)
     reference.add_argument("--output", type=Path, help="write it to this file instead")
+    metrics = add_command(
+        commands, "metrics", "print the reference of the run log and of the metrics in MLflow as Markdown", _metrics
+    )
+    metrics.add_argument("--output", type=Path, help="write it to this file instead")
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -52,7 +56,16 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _reference(arguments: argparse.Namespace) -> int:
-    text = reference_markdown()
+    return _page(arguments, reference_markdown())
+
+
+def _metrics(arguments: argparse.Namespace) -> int:
+    from dflash.stages.metrics_reference import metrics_markdown
+
+    return _page(arguments, metrics_markdown())
+
+
+def _page(arguments: argparse.Namespace, text: str) -> int:
     if arguments.output is None:
         emit(arguments, {"markdown": text}, text)
         return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from dflash.cli.output import emit, progress_printer
 from dflash.errors import ConfigError
 from dflash.evaluate.describe import evaluation_text
 from dflash.records import EvaluationResult, to_dict
+
+ENGINE_NAMES = ("vllm", "sglang")
 
 
 def register(groups: Any) -> None:
@@ -27,6 +31,14 @@ def register(groups: Any) -> None:
     which.add_argument(
         "--sweep", action="store_true", help="only find the fastest block size, batch size and temperature of this machine"
     )
+    which.add_argument(
+        "--engine", choices=ENGINE_NAMES, help="evaluate the drafter that a server of this kind runs, at --url; decode nothing here"
+    )
+    which.add_argument(
+        "--print-serve-command", choices=ENGINE_NAMES, help="only print how to start such a server with the exported drafter"
+    )
+    evaluate.add_argument("--url", help="with --engine: address of the server, e.g. http://127.0.0.1:8000")
+    evaluate.add_argument("--plain-url", help="with --engine: the same engine without a drafter, to judge losslessness by")
     evaluate.add_argument(
         "--baseline", dest="baselines", action="append", default=[], metavar="NAME", help="decode this beside the trained drafter: "
         "prompt_lookup, untrained, or the folder of a published drafter, a checkpoint or a run (may be repeated)",
@@ -51,7 +63,11 @@ def register(groups: Any) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     run = stages.reopen_run(arguments.run_dir, overrides=_overrides(arguments))
+    if arguments.print_serve_command is not None:
+        return _serve_commands(arguments, run)
     show = progress_printer()
+    if arguments.engine is not None or arguments.url or arguments.plain_url:
+        return _tell(arguments, _served(arguments, run, show))
     if arguments.drafter is not None:
         return _tell(arguments, stages.evaluate_published(run, arguments.drafter, progress=show))
     bench = stages.open_bench(run)
@@ -65,6 +81,27 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         stages.evaluate_stage(run, bench, which=which, progress=show)
     summary = stages.summarise_stage(run)
     emit(arguments, to_dict(summary), stages.closing_text(run, summary))
+    return 0
+
+
+def _served(arguments: argparse.Namespace, run: stages.Run, show: Callable[[str, int, int], None]) -> EvaluationResult:
+    if arguments.engine is None or arguments.url is None:
+        raise ConfigError(
+            "a server is evaluated by --engine and --url together",
+            remedy="e.g. --engine vllm --url http://127.0.0.1:8000; --print-serve-command vllm says how to start one",
+        )
+    return stages.evaluate_served_stage(
+        run, engine=arguments.engine, url=arguments.url, plain_url=arguments.plain_url, progress=show
+    )  # fmt: skip
+
+
+def _serve_commands(arguments: argparse.Namespace, run: stages.Run) -> int:
+    from dflash.evaluate.served_launch import shell_line  # httpx and torch are not needed for the help
+
+    commands = stages.serve_command_stage(run, engine=arguments.print_serve_command)
+    notes = "".join(f"# {note}\n" for note in commands.notes)
+    text = f"{notes}{shell_line(commands.speculative)}\n\n# without the drafter, for --plain-url\n{shell_line(commands.plain)}"
+    emit(arguments, {"engine": arguments.print_serve_command, **dataclasses.asdict(commands)}, text)
     return 0
 
 

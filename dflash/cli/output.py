@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dflash.evaluate.text import terminal_text
+
 LINE_EVERY_S = 60.0
 """A line this often at least where lines are not rewritten."""
 
@@ -23,9 +25,12 @@ _PACE_SAMPLES = 60
 
 
 def emit(arguments: argparse.Namespace, payload: Any, text: str) -> None:
-    """Print `payload` as JSON with `--json`, else `text`; a reader who has seen enough (`| head`) changes no exit code."""
+    """Print `payload` as JSON with `--json`, else `text`; a reader who has seen enough (`| head`) changes no exit code.
+
+    Names and messages come from other people's files too: no character of theirs steers the terminal.
+    """
     try:
-        print(json.dumps(payload, default=str) if arguments.json else text, flush=True)
+        print(json.dumps(payload, default=str) if arguments.json else terminal_text(text), flush=True)
     except BrokenPipeError:
         close_output()
 
@@ -86,7 +91,16 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+class _OneRecord(logging.Formatter):
+    """A record's further lines are indented and its control characters shown as `?`: no value can forge a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return terminal_text(super().format(record)).replace("\n", "\n  ")
+
+
 def configure_logging(verbose: bool) -> None:
     """Send the library's log to standard error."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneRecord("%(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("dflash").setLevel(logging.DEBUG if verbose else logging.INFO)

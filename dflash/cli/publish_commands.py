@@ -1,4 +1,4 @@
-"""`python -m dflash publish|select`: drafters for others, and checkpoints for the registry."""
+"""`python -m dflash publish|select|champion`: drafters for others, and checkpoints for the registry."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.export_commands import DTYPE_NAMES, LAYOUT_NAMES
 from dflash.cli.output import emit, progress_printer
 from dflash.errors import EXIT_OK
+from dflash.evaluate.text import clean_text
 from dflash.records import RegisteredDrafter
 
 
 def register(groups: Any) -> None:
-    """Add the `publish` and `select` commands."""
+    """Add the `publish`, `select` and `champion` commands."""
     publish = add_command(
         groups, "publish", "export, audit and describe a drafter for others; --register makes it a version in MLflow", _publish
     )
@@ -31,6 +32,9 @@ def register(groups: Any) -> None:
     )
     add_run_dir(select)
     select.add_argument("--no-register", action="store_true", help="leave MLflow's registry alone")
+    champion = add_command(groups, "champion", "the registry's best drafter for a run's target; --output fetches it", _champion)
+    add_run_dir(champion)
+    champion.add_argument("--output", type=Path, help="new folder for its files, as a baseline or to be served")
 
 
 def _publish(arguments: argparse.Namespace) -> int:
@@ -54,6 +58,18 @@ def _select(arguments: argparse.Namespace) -> int:
     found = stages.select_stage(arguments.run_dir, register=not arguments.no_register)
     best = "no due checkpoint could be measured" if found.best is None else f"step-{found.best} is the best checkpoint by its probe"
     emit(arguments, dataclasses.asdict(found), "\n".join([best, *_registered(found.registered)]))
+    return EXIT_OK
+
+
+def _champion(arguments: argparse.Namespace) -> int:
+    found = stages.champion_of(stages.reopen_run(arguments.run_dir), output=arguments.output)
+    lines = [
+        f"{found.model} version {found.version}: step {found.step} of {found.run}, acceptance length {found.acceptance_length}",
+        f"why: {found.reason}",
+    ]
+    if found.folder is not None:
+        lines.append(f"its files are in {found.folder}")
+    emit(arguments, dataclasses.asdict(found), "\n".join(map(clean_text, lines)))
     return EXIT_OK
 
 

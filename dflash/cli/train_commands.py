@@ -10,6 +10,7 @@ from typing import Any
 from dflash import stages
 from dflash.cli.arguments import add_command, add_config, read_config
 from dflash.cli.output import emit, progress_printer
+from dflash.cli.trace_commands import write_trace
 from dflash.config import Config
 from dflash.errors import RunStateError
 from dflash.records import RunPaths
@@ -27,6 +28,7 @@ def register(groups: Any) -> None:
         action="store_true",
         help="let the newest unfinished run go on with a changed configuration (e.g. other replicas); noted in the run",
     )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="at the end also write the run's timeline, as `trace` does")
 
 
 def _accept_changes(config: Config) -> None:
@@ -53,6 +55,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
     outcome = stages.train_stage(run, on_progress=on_progress)
     payload = {"run": str(run.paths.root), "resumed": run.resumed} | dataclasses.asdict(outcome)
+    if arguments.trace is not None:
+        write_trace(run.paths, arguments.trace, first_step=0, end_step=None)
     emit(
         arguments,
         payload,

@@ -174,7 +174,7 @@ def _warnings(runs: Sequence[RunView]) -> list[str]:
         if len({str(value) for value in values.values()}) > 1:
             each = ", ".join(f"{name}: {value}" for name, value in values.items())
             found.append(f"acceptance was measured under different conditions: {condition.replace('_', ' ')} ({each})")
-    lossy = [run.name for run in evaluated if run.evaluation is not None and not run.evaluation.result.lossless]
+    lossy = [run.name for run in evaluated if run.evaluation is not None and run.evaluation.result.lossless is False]
     found += [f"{name}: decoding was not lossless, its acceptance means nothing" for name in lossy]
     steps = [len(run.curves.loss) for run in runs]
     if np.ptp([run.curves.tokens[-1] for run in runs]) > 0.05 * max(run.curves.tokens[-1] for run in runs):

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from dflash.evaluate.bootstrap import percentile_interval, resample_counts, resampled_ratios
+from dflash.evaluate.bootstrap import percentile_interval, resample_counts, resampled_ratios, widened
 
 Word = Literal["better", "worse", "no difference"]
 
@@ -94,7 +94,7 @@ def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore
     first = resample_counts(len(reference), samples=SAMPLES, seed=seed)
     second = first if paired else resample_counts(len(other), samples=SAMPLES, seed=seed + 1)
     moved = _ratios(other, second) - _ratios(reference, first)
-    low, high = percentile_interval(moved, confidence=confidence)
+    low, high = percentile_interval(moved, confidence=widened(confidence, prompts=min(len(reference), len(other))))
     a, b = pooled(reference), pooled(other)
     return Difference(
         kind=kind,
@@ -118,7 +118,8 @@ def pooled(scores: Sequence[PromptScore]) -> float:
 
 def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float]:
     """Bootstrap interval of the pooled acceptance length of one run."""
-    return percentile_interval(_ratios(scores, resample_counts(len(scores), samples=SAMPLES, seed=seed)), confidence=confidence)
+    ratios = _ratios(scores, resample_counts(len(scores), samples=SAMPLES, seed=seed))
+    return percentile_interval(ratios, confidence=widened(confidence, prompts=len(scores)))
 
 
 def by_kind(scores: Sequence[PromptScore]) -> Mapping[str, list[PromptScore]]:

@@ -1,13 +1,25 @@
 """The strict configuration tree of a run."""
 
+from dflash.config.credentials import PASSWORD_IN_ADDRESS
 from dflash.config.data import AnswerConfig, DataConfig, PlanConfig, ReaderConfig, ServerConfig
 from dflash.config.drill import DrillConfig
 from dflash.config.load import dump_config, flat_params, load_config, parse_config, section_hash
 from dflash.config.model import ClusterConfig, DrafterConfig, ExpectedTarget, RunConfig, TargetConfig
-from dflash.config.observe import EvaluateConfig, HealthConfig, RiseConfig, SpikeConfig, TrackingConfig, WatchConfig
+from dflash.config.observe import (
+    EvaluateConfig,
+    EvaluateServerConfig,
+    HealthConfig,
+    RiseConfig,
+    SpikeConfig,
+    TrackingConfig,
+    WatchConfig,
+)
 from dflash.config.probe import ProbeConfig
+from dflash.config.prompt_sets import KNOWN_SETS, PROMPT_PLACE, PromptSetConfig
+from dflash.config.publish import PublishConfig
 from dflash.config.reference import config_rows, reference_markdown
 from dflash.config.rollback import RollbackConfig
+from dflash.config.sweep import SweepConfig
 from dflash.config.training import (
     AnchorConfig,
     CheckpointConfig,
@@ -19,6 +31,9 @@ from dflash.config.training import (
 from dflash.config.tree import Config
 
 __all__ = [
+    "KNOWN_SETS",
+    "PASSWORD_IN_ADDRESS",
+    "PROMPT_PLACE",
     "AnchorConfig",
     "AnswerConfig",
     "CheckpointConfig",
@@ -28,12 +43,15 @@ __all__ = [
     "DrafterConfig",
     "DrillConfig",
     "EvaluateConfig",
+    "EvaluateServerConfig",
     "ExpectedTarget",
     "HealthConfig",
     "LossConfig",
     "OptimizerConfig",
     "PlanConfig",
     "ProbeConfig",
+    "PromptSetConfig",
+    "PublishConfig",
     "QueueConfig",
     "ReaderConfig",
     "RiseConfig",
@@ -41,6 +59,7 @@ __all__ = [
     "RunConfig",
     "ServerConfig",
     "SpikeConfig",
+    "SweepConfig",
     "TargetConfig",
     "TrackingConfig",
     "TrainConfig",

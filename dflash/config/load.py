@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -15,21 +16,16 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from dflash.config.credentials import hide_credentials, require_no_credentials
 from dflash.config.tree import CONFIG_SCHEMA_VERSION, Config
+from dflash.config.yaml_text import UnreadableYamlError, read_yaml
 from dflash.errors import ConfigError
 
+_DEEPEST_KEY = 16
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader, refusing a key that stands twice in one mapping (YAML lets the last one win silently)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+_SHORT = reprlib.Repr()
+"""Values in messages: a few lines of aliases can stand for a value larger than any memory."""
+_SHORT.maxstring = _SHORT.maxother = 120
 
 
 def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
@@ -54,14 +50,16 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text: {error}", remedy="save the file as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"configuration file {file} cannot be read: {error.strerror}", remedy="check its permissions") from error
     return parse_config(text, origin=str(file), overrides=overrides)
 
 
 def parse_config(text: str, *, origin: str, overrides: Sequence[str] = ()) -> Config:
     """Like `load_config`, for text that is already in memory; `origin` names it in errors."""
     try:
-        tree = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derives from the safe loader
-    except yaml.YAMLError as error:
+        tree = read_yaml(text)
+    except UnreadableYamlError as error:
         raise ConfigError(f"{origin} is not valid YAML: {error}", remedy="mend the line that the message names") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin} holds no mapping at the top", remedy="start with `target:` and `data:` sections")
@@ -73,6 +71,7 @@ def parse_config(text: str, *, origin: str, overrides: Sequence[str] = ()) -> Co
         )
     for override in overrides:
         _apply_override(tree, override)
+    require_no_credentials(tree, origin=origin)
     return _validated(tree, origin)
 
 
@@ -105,8 +104,9 @@ def flat_params(config: Config) -> dict[str, str]:
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, separator, raw = override.partition("=")
     parts = key.strip().split(".")
-    if not separator or not all(parts):
-        raise ConfigError(f"override {override!r} is not of the form section.key=value", remedy="write e.g. train.epochs=2")
+    if not separator or not all(parts) or len(parts) > _DEEPEST_KEY:
+        shown = hide_credentials(override)
+        raise ConfigError(f"override {shown!r} is not of the form section.key=value", remedy="write e.g. train.epochs=2")
     node = tree
     for part in parts[:-1]:
         child = node.get(part)
@@ -114,13 +114,16 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             child = node[part] = {}
         if not isinstance(child, dict):
             raise ConfigError(
-                f"override {override!r}: {part!r} is a value, not a section", remedy="see docs/configuration.md for the keys"
+                f"override {hide_credentials(override)!r}: {part!r} is a value, not a section",
+                remedy="see docs/configuration.md for the keys",
             )
         node = child
     try:
-        node[parts[-1]] = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r} has a value that is not YAML", remedy="quote the value") from error
+        node[parts[-1]] = read_yaml(raw)
+    except UnreadableYamlError as error:
+        raise ConfigError(
+            f"override {hide_credentials(override)!r} has a value that is not YAML", remedy="quote the value"
+        ) from error
 
 
 def _validated(tree: dict[str, Any], origin: str) -> Config:
@@ -144,13 +147,13 @@ def _describe(item: Any) -> str:
         return f"{dotted}: unknown key; {hint}"
     message = item["msg"].removeprefix("Value error, ")
     shown = item.get("input")
-    value = "" if isinstance(shown, dict) else f" (got {shown!r})"
+    value = "" if isinstance(shown, dict) else f" (got {_SHORT.repr(shown)})"
     return f"{dotted}: {message}{value}"
 
 
 def _keys_at(path: Sequence[str]) -> list[str]:
     model: type[BaseModel] = Config
-    for part in path:
+    for part in (each for each in path if not each.isdigit()):  # the place in a list of sections names no key
         field = model.model_fields.get(part)
         candidates = (field.annotation, *get_args(field.annotation)) if field else ()
         nested = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)

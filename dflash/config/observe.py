@@ -7,6 +7,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dflash.config.base import Section
+from dflash.config.prompt_sets import PromptSetConfig
+from dflash.config.sweep import SweepConfig
 
 
 class SpikeConfig(Section):
@@ -125,24 +127,58 @@ class HealthConfig(Section):
     min_coverage_frac: float = Field(0.99, gt=0, le=1, description="Share of steps the log must cover to be judged.")
 
 
+class EvaluateServerConfig(Section):
+    """A server (vLLM, SGLang) that is evaluated; its address is said where the evaluation is started."""
+
+    model: str | None = Field(None, description="Name of the target at the server; the target's own path if absent.")
+    api_key_env: str = Field("OPENAI_API_KEY", description="Environment variable that holds the key, if one is needed.")
+    concurrency: int = Field(
+        8, ge=1, description="Prompts under way at once; 1 compares speeds, and gives figures a prompt from counters alone."
+    )
+    request_timeout_s: float = Field(600.0, gt=0, description="Longest wait for one answer.")
+    max_retries: int = Field(4, ge=0, description="Tries after the first for one request.")
+    backoff_s: float = Field(1.0, gt=0, description="Wait before the first retry; it doubles each time, with jitter.")
+    settle_s: float = Field(30.0, ge=0, description="Longest wait for counters that lag behind the answers.")
+    judge_differences: bool = Field(
+        False, description="Load the target here too, to tell near-ties where speculative and plain answers of the server differ."
+    )
+
+
 class EvaluateConfig(Section):
     """Held-out prompts and decoding."""
 
-    source: Literal["synthetic", "files"] = Field("synthetic", description="Where held-out prompts come from.")
+    source: Literal["synthetic", "files", "sets"] = Field("synthetic", description="Where held-out prompts come from.")
     files: tuple[str, ...] = Field((), description="JSONL prompts for `source: files`.")
-    num_prompts: int = Field(48, ge=1, description="Prompts decoded.")
+    sets: tuple[PromptSetConfig, ...] = Field(
+        (), description="Prompt sets for `source: sets`, with figures for each and for all: `[gsm8k, {name: mine, file: p.jsonl}]`."
+    )
+    num_prompts: int = Field(48, ge=1, description="Prompts decoded; of each set, if there are sets.")
     seed: int = Field(11, ge=0, description="Seed of the synthetic held-out prompts and of the bootstrap.")
     max_new_tokens: int = Field(128, ge=1, description="Longest answer, in tokens.")
     block_size: int | None = Field(None, ge=2, description="Block size at decode; the trained one if absent.")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy; otherwise keyed sampling, plain and speculative alike.")
+    batch_size: int = Field(1, ge=1, description="Prompts decoded together, plainly and with the drafter alike.")
     near_tie_factor: float = Field(4.0, gt=0, description="Accepted top-2 gap, in teacher-forced differences.")
     bootstrap_samples: int = Field(2000, ge=100, description="Bootstrap resamples over prompts.")
     confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals.")
     untrained_prompts: int = Field(16, ge=1, description="Prompts that the untrained drafter is measured on.")
+    baselines: tuple[str, ...] = Field(
+        (),
+        description="Decoded beside the trained drafter, on the same prompts: `prompt_lookup`, `untrained`, or the folder of a "
+        "published drafter, a checkpoint or a run.",
+    )
+    sweep: SweepConfig = Field(SweepConfig(), description="Sweep over decoding settings.")
+    server: EvaluateServerConfig = Field(EvaluateServerConfig(), description="A server that is evaluated.")
 
     @model_validator(mode="after")
     def _files_named(self) -> Self:
         if self.source == "files" and not self.files:
             raise ValueError("source is `files` but files is empty")
+        if bool(self.sets) != (self.source == "sets"):
+            raise ValueError(f"source is `{self.source}` but sets is {'given' if self.sets else 'empty'}")
+        names = [each.name for each in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sets names one set twice: {', '.join(names)}")
         return self
 
 

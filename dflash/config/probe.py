@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from dflash.config.base import Section
@@ -12,6 +14,11 @@ class ProbeConfig(Section):
 
     every_steps: int = Field(
         0, ge=0, description="Probe the first checkpoint at or behind every multiple of this many steps, and the last one; 0: none."
+    )
+    runner: Literal["supervisor", "flow"] = Field(
+        "supervisor",
+        description="Who probes: a process that the training's supervisor starts, or the flow `select`, started by every due "
+        "checkpoint (`make automations`).",
     )
     num_prompts: int = Field(
         16, ge=1, description="Held-out prompts of a probe, none of them the final evaluation's where there are enough."
@@ -25,7 +32,12 @@ class ProbeConfig(Section):
     )
     torch_threads: int = Field(1, ge=1, description="Torch threads of the probing process.")
     niceness: int = Field(19, ge=0, le=19, description="Niceness of the probing process; 19 takes only time that nobody wants.")
-    timeout_s: float = Field(1800.0, gt=0, description="A probe that gives nothing for so long is ended; it has three tries.")
+    timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="A probe that gives nothing for so long is ended; it has three tries. With `runner: flow`, a checkpoint that "
+        "no flow has probed for so long counts as given up.",
+    )
     final_wait_s: float = Field(300.0, ge=0, description="Longest wait for the last checkpoint's probe when the training is over.")
     min_frac: float = Field(
         0.8,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -18,7 +18,10 @@ def config_rows(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[t
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         nested = _section_of(field.annotation)
-        if nested is not None:
+        if nested is not None and get_origin(field.annotation) is tuple:
+            yield key, _default_text(field.default), field.description or ""
+            yield from config_rows(nested, f"{key}[].")
+        elif nested is not None:
             yield from config_rows(nested, f"{key}.")
         else:
             yield key, _default_text(field.default), field.description or ""

@@ -15,6 +15,7 @@ from dflash.config.drill import DrillConfig
 from dflash.config.model import ClusterConfig, DrafterConfig, RunConfig, TargetConfig
 from dflash.config.observe import EvaluateConfig, HealthConfig, TrackingConfig
 from dflash.config.probe import ProbeConfig
+from dflash.config.publish import PublishConfig
 from dflash.config.rollback import RollbackConfig
 from dflash.config.training import CheckpointConfig, TrainConfig
 
@@ -38,6 +39,7 @@ class Config(Section):
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
     probe: ProbeConfig = Field(ProbeConfig(), description="Acceptance probes.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
+    publish: PublishConfig = Field(PublishConfig(), description="Publishing.")
     drill: DrillConfig = Field(DrillConfig(), description="Fire drills.")
 
     @property

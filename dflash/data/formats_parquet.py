@@ -51,7 +51,7 @@ def parquet_rows(uri: str, chunks: Iterable[bytes], *, rows_per_read: int) -> It
             columns = _wanted(uri, table.schema_arrow.names)
             for batch in table.iter_batches(batch_size=rows_per_read, columns=columns, use_threads=False):
                 yield from batch.to_pylist(maps_as_pydicts="lossy")
-        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        except (pa.ArrowException, ValueError, OverflowError, TypeError, LookupError, OSError) as error:
             raise DataError(f"{uri} is no readable Parquet file: {error}", remedy="fetch or write the file again") from error
 
 

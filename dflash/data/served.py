@@ -108,7 +108,7 @@ class _Connection:
     asker: _Asker
 
     def __init__(self, server: ServerConfig) -> None:
-        self.client = ServerClient(server)
+        self.client = ServerClient(server, section="data.answers.server", kept="every answer so far is kept")
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="served-answers", daemon=True)
         self._thread.start()
@@ -163,7 +163,7 @@ class _Asker:
                 "completions", body=self._sampling.request(prompt, key=question.key), parse=parse_completion, key=question.key
             )
         except RefusedError as error:
-            raise refused(self._client.address, error) from error
+            raise refused(self._client, error) from error
         except NoReplyError as error:
             await self._judge(error, answered_before)
             logger.warning("no answer to %s: %s", question.key, error)
@@ -178,11 +178,11 @@ class _Asker:
         if self._answered > answered_before:
             return
         if self._failed_in_a_row >= _FAILURES_IN_A_ROW:
-            raise away(self._client.address, f"{self._failed_in_a_row} prompts in a row failed, the last one: {fault}") from fault
+            raise away(self._client, f"{self._failed_in_a_row} prompts in a row failed, the last one: {fault}") from fault
         try:
             await self._client.ask_once("models", body=None, parse=parse_models)
         except (NoReplyError, RefusedError) as error:
-            raise away(self._client.address, str(fault)) from error
+            raise away(self._client, str(fault)) from error
 
     def _read(self, completion: Completion) -> Answer:
         ids = completion.token_ids

@@ -95,9 +95,9 @@ async def check_served(client: ServerClient, target: ServedTarget, sampling: Sam
         form = await _prompt_form(client, target, probe)
         answers = [await _probe(client, target, probe, ids, form) for ids in target.probes]
     except RefusedError as error:
-        raise refused(client.address, error) from error
+        raise refused(client, error) from error
     except NoReplyError as error:
-        raise away(client.address, str(error)) from error
+        raise away(client, str(error)) from error
     if any(answer.token_ids is None for answer in answers):
         logger.warning("%s returns no token ids: answers are tokenized anew from their text", client.address)
     if target.reference is not None:
@@ -105,23 +105,23 @@ async def check_served(client: ServerClient, target: ServedTarget, sampling: Sam
     return ServedAs(model.name, form)
 
 
-def refused(address: str, error: RefusedError) -> TargetError:
+def refused(client: ServerClient, error: RefusedError) -> TargetError:
     """What a person is told about a request that a server refuses."""
-    remedies = {401: "put a valid key into the environment variable that data.answers.server.api_key_env names"}
+    remedies = {401: f"put a valid key into the environment variable that {client.section}.api_key_env names"}
     remedies[403] = remedies[401]
-    remedies[404] = "check data.answers.server.url (it ends in /v1) and that the server offers /completions"
+    remedies[404] = "check the server's address (it ends in /v1) and that the server offers what is asked of it"
     return TargetError(
-        f"the server {address} refuses a request: {error}",
-        remedy=remedies.get(error.status, "mend what it complains about; answers that were given are kept"),
+        f"the server {client.address} refuses a request: {error}",
+        remedy=remedies.get(error.status, f"mend what it complains about; {client.kept}"),
     )
 
 
-def away(address: str, fault: str) -> ServerError:
+def away(client: ServerClient, fault: str) -> ServerError:
     """What a person is told about a server that does not answer any more."""
     return ServerError(
-        f"the server {address} does not answer: {fault}",
-        remedy="start it again and run the same command: every answer so far is kept; data.answers.server.max_retries and "
-        "backoff_s say how long to wait for it",
+        f"the server {client.address} does not answer: {fault}",
+        remedy=f"start it again and run the same command: {client.kept}; {client.section}.max_retries and backoff_s say how "
+        "long to wait for it",
     )
 
 
@@ -150,14 +150,14 @@ async def _listed(client: ServerClient, target: ServedTarget) -> ServedModel:
                     raise TargetError(
                         f"{client.address} serves {model.name} with a context of {model.max_length_tokens} tokens, prompts and "
                         f"answers here need {target.needed_tokens}",
-                        remedy="serve it with a longer context (vLLM --max-model-len, SGLang --context-length), or lower "
-                        "data.max_length_tokens or data.answers.max_new_tokens",
+                        remedy="serve it with a longer context (vLLM --max-model-len, SGLang --context-length), or ask for "
+                        "shorter prompts and answers",
                     )
                 return model
     shown = ", ".join(model.name if model.root in (None, model.name) else f"{model.name} ({model.root})" for model in models)
     raise TargetError(
         f"{client.address} serves {shown or 'nothing'}, the configured target is {target.names[0]}",
-        remedy="serve target.path, or set data.answers.server.model to the name that it has at the server",
+        remedy=f"serve target.path, or set {client.section}.model to the name that it has at the server",
     )
 
 
@@ -218,7 +218,7 @@ def _compare(
         raise TargetError(
             f"the server {address} answers otherwise than the configured target: of {total} greedy tokens {agreed} agree up to the "
             f"first difference; it says {worst[2]!r} where the target says {worst[1]!r}",
-            remedy="serve the very weights that target.path names, or set data.answers.server.compare_greedy: false",
+            remedy="serve the very weights that target.path names, or leave the comparison out (compare_greedy: false)",
         )
 
 

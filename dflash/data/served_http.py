@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -53,18 +53,21 @@ class ServerClient:
 
     Args:
         server: its address, key and patience.
+        section: of the configuration, that says these: for messages.
+        kept: what a person has of an interrupted work, e.g. "every answer so far is kept": for messages.
 
     Raises:
         TargetError: the address is no URL, or the key cannot be sent in a header.
     """
 
-    def __init__(self, server: ServerConfig) -> None:
+    def __init__(self, server: ServerConfig, *, section: str, kept: str) -> None:
         self.address = _without_credentials(str(server.url))
+        self.section, self.kept = section, kept
         self._patience = server
         self._silent_until_s = 0.0
         if urlsplit(self.address).scheme not in ("http", "https"):
             raise TargetError(
-                f"data.answers.server.url is {self.address!r}, no http address", remedy="write e.g. http://127.0.0.1:8000/v1"
+                f"the address of {section} is {self.address!r}, no http address", remedy="write e.g. http://127.0.0.1:8000/v1"
             )
         self._client = httpx.AsyncClient(
             base_url=str(server.url).rstrip("/") + "/",
@@ -78,13 +81,35 @@ class ServerClient:
         await self._client.aclose()
 
     async def ask(self, path: str, *, body: dict[str, Any] | None, parse: Callable[[Any], ParsedT], key: str) -> ParsedT:
-        """Ask until a reply can be used.
+        """Ask until a reply can be used; see `_patiently` for the errors.
 
         Args:
             path: below the server's address.
             body: of a POST; None asks by GET.
             parse: reads the decoded JSON; a MalformedReplyError counts as a fault that may pass.
             key: names the request; the jitter depends on it.
+        """
+        return await self._patiently(lambda: self.ask_once(path, body=body, parse=parse), path=path, key=key)
+
+    async def read_text(self, path: str, *, parse: Callable[[str], ParsedT], key: str) -> ParsedT:
+        """Get a page that is no JSON, patiently as `ask` does.
+
+        Args:
+            path: below the server's address.
+            parse: reads the page; a MalformedReplyError counts as a fault that may pass.
+            key: names the request; the jitter depends on it.
+        """
+
+        async def read_once() -> ParsedT:
+            try:
+                return parse((await self._reply(path, body=None)).text)
+            except MalformedReplyError as error:
+                raise _PassingError(str(error), retry_after_s=None) from error
+
+        return await self._patiently(read_once, path=path, key=key)
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[ParsedT]], *, path: str, key: str) -> ParsedT:
+        """Try until it works.
 
         Raises:
             RefusedError: the server refuses it.
@@ -93,7 +118,7 @@ class ServerClient:
         tries = self._patience.max_retries + 1
         for number in range(1, tries + 1):
             try:
-                return await self.ask_once(path, body=body, parse=parse)
+                return await attempt()
             except _PassingError as fault:
                 if number == tries:
                     raise NoReplyError(f"{fault} (try {number} of {tries})") from fault
@@ -113,18 +138,22 @@ class ServerClient:
 
     async def ask_once(self, path: str, *, body: dict[str, Any] | None, parse: Callable[[Any], ParsedT]) -> ParsedT:
         """One try; any fault that may pass is a NoReplyError. See `ask`."""
-        try:
-            response = await (self._client.get(path) if body is None else self._client.post(path, json=body))
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _PassingError(f"{type(error).__name__}: {error}".rstrip(": "), retry_after_s=None) from error
-        if response.status_code != httpx.codes.OK:
-            raise _fault(response)
+        response = await self._reply(path, body=body)
         try:
             return parse(response.json())
         except (ValueError, RecursionError) as error:
             raise _PassingError(f"the reply is not JSON: {error}", retry_after_s=None) from error
         except MalformedReplyError as error:
             raise _PassingError(str(error), retry_after_s=None) from error
+
+    async def _reply(self, path: str, *, body: dict[str, Any] | None) -> httpx.Response:
+        try:
+            response = await (self._client.get(path) if body is None else self._client.post(path, json=body))
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise _PassingError(f"{type(error).__name__}: {error}".rstrip(": "), retry_after_s=None) from error
+        if response.status_code != httpx.codes.OK:
+            raise _fault(response)
+        return response
 
 
 class _PassingError(NoReplyError):

@@ -3,9 +3,15 @@
 Invariant: the resampling unit is the prompt, never the verification. Verifications of one answer are strongly
 correlated (a list that is being copied is accepted for dozens of blocks), so resampling them would report intervals
 several times too narrow. All statistics of one evaluation share the same resamples: ratios of them stay paired.
+
+The hard decision: percentiles of the resamples are too narrow for few prompts (90 % instead of 95 for 8 of them, 93 for 32),
+so their level is raised to what Student's t would ask for; simulated evaluations are then covered as often as is said.
 """
 
 from __future__ import annotations
+
+import math
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +60,49 @@ def percentile_interval(values: npt.ArrayLike, *, confidence: float) -> tuple[fl
     return (float(low), float(high))
 
 
+def widened(confidence: float, *, prompts: int) -> float:
+    """The level of percentiles that makes a bootstrap over `prompts` prompts cover the truth with `confidence`.
+
+    One prompt says nothing about others: its level is left as it is, and the interval has no width.
+
+    Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015), section 4.2 (expanded percentile interval).
+    """
+    if prompts < 2:
+        return confidence
+    half = student_quantile(0.5 + confidence / 2, degrees=prompts - 1)
+    return 1.0 - 2.0 * NormalDist().cdf(-half * math.sqrt(prompts / (prompts - 1)))
+
+
+def student_quantile(chance: float, *, degrees: int) -> float:
+    """Quantile of Student's t distribution.
+
+    Args:
+        chance: in (0, 1).
+        degrees: of freedom, at least 1.
+
+    Returns:
+        Exact for 1 and 2 degrees, else within 0.2 % for chances of 0.005 to 0.995.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    """
+    if degrees == 1:
+        return math.tan(math.pi * (chance - 0.5))
+    if degrees == 2:
+        return (2 * chance - 1) / math.sqrt(2 * chance * (1 - chance))
+    z = NormalDist().inv_cdf(chance)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return float(sum(term / float(degrees) ** power for power, term in enumerate(terms)))
+
+
 def ratio_interval(
     numerators: npt.ArrayLike, denominators: npt.ArrayLike, *, counts: IntArray, confidence: float
 ) -> tuple[float, float]:
     """Bootstrap interval of the pooled ratio; one numerator and one denominator a prompt (see `resample_counts`)."""
-    return percentile_interval(resampled_ratios(numerators, denominators, counts=counts), confidence=confidence)
+    level = widened(confidence, prompts=int(np.count_nonzero(np.asarray(denominators))))
+    return percentile_interval(resampled_ratios(numerators, denominators, counts=counts), confidence=level)

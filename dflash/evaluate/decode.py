@@ -9,7 +9,7 @@ target's cache is rolled back to them, row by row. The last committed token is a
 and no features yet. Finished rows are dropped from the batch.
 
 Times: the prefill and its first token are left out on both sides; the drafter's own pass over the prompt's features is
-part of the first draft and counts. In a batch a row's time is the batch's up to the row's end.
+part of the first draft and counts. In a batch a row's time is its share: what passes is divided among the unfinished rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dflash.evaluate.judge import judge
 from dflash.evaluate.proposal import Committed, Proposer
-from dflash.evaluate.stopwatch import Stopwatch
+from dflash.evaluate.stopwatch import SharedTime, Stopwatch
 from dflash.model.sampling import GREEDY, Sampling, choose
 from dflash.model.target import Target
 from dflash.model.target_cache import TargetCache
@@ -102,37 +103,125 @@ class _Row:
     prompt_tokens: int
     text: list[int]
     verifications: list[Verification] = field(default_factory=list)
+    prefill_s: float = 0.0
 
     @property
     def answered(self) -> int:
         return len(self.text) - self.prompt_tokens
 
+    @property
+    def answer(self) -> tuple[int, ...]:
+        return tuple(self.text[self.prompt_tokens :])
+
+
+def plain_decode(target: Target, prompt_ids: Sequence[int], *, limits: DecodeLimits) -> PlainTrace:
+    """Greedy decoding of one prompt, one token a forward; see `plain_decode_batch`."""
+    (trace,) = plain_decode_batch(target, [prompt_ids], keys=[""], limits=limits, sampling=GREEDY)
+    return trace
+
 
 @torch.inference_mode()
-def plain_decode(target: Target, prompt_ids: Sequence[int], *, limits: DecodeLimits) -> PlainTrace:
-    """Greedy decoding, one token a forward.
+def plain_decode_batch(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    keys: Sequence[str],
+    limits: DecodeLimits,
+    sampling: Sampling,
+    rows: int | None = None,
+) -> list[PlainTrace]:
+    """Decoding without drafts, one token of each row a forward.
 
     Args:
         target: frozen target.
-        prompt_ids: token ids, at least one.
-        limits: where the answer ends.
+        prompts: token ids, at least one each.
+        keys: one name a prompt; samples are keyed by it.
+        limits: where answers end.
+        sampling: greedy or sampled.
+        rows: prompts that are decoded at once, the next one joins where one has ended; all of them if None.
 
     Returns:
-        The answer with its times.
+        One trace a prompt: the answer with its times.
+
+    Raises:
+        TargetError: an empty prompt, or several on a target whose rows cannot be stacked.
     """
-    watch = Stopwatch(target.device)
-    started_s = watch.now_s()
-    logits, _, cache = target.prefill([prompt_ids], with_taps=True)
-    choice = choose(logits[:, None], GREEDY, keys=(), firsts=())
-    tokens = [int(choice)]
-    prefilled_s = watch.now_s()
-    ended = limits.reaching(tokens, have=0)[1]
-    while not ended:
-        choice = choose(target.logits_cached(choice, cache), GREEDY, keys=(), firsts=())
-        token = int(choice)
-        ended = limits.reaching([token], have=len(tokens))[1]
-        tokens.append(token)
-    return PlainTrace(tuple(tokens), prefilled_s - started_s, watch.now_s() - prefilled_s)
+    loop = _PlainLoop(target, limits, sampling)
+    waiting = _Waiting(prompts, keys, rows)
+    while joining := waiting.next_for(len(loop.rows)) or loop.rows:
+        if joining is loop.rows:
+            loop.step()
+        else:
+            loop.admit(joining)
+    return [loop.traces[index] for index in range(len(prompts))]
+
+
+class _Waiting:
+    """Prompts that have not begun."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], keys: Sequence[str], rows: int | None) -> None:
+        self._rows = [_Row(place, key, len(ids), [*ids]) for place, (key, ids) in enumerate(zip(keys, prompts, strict=True))]
+        self._limit = len(prompts) if rows is None else rows
+
+    def next_for(self, running: int) -> list[_Row]:
+        """Those that join `running` rows now, taken out; none if there is no room, or nobody left."""
+        free = self._limit - running
+        joining, self._rows = self._rows[:free], self._rows[free:]
+        return joining
+
+
+class _PlainLoop:
+    """One batch on its way, one token a forward; `rows` are the unfinished ones, in the order of the cache's rows."""
+
+    _cache: TargetCache
+    _choice: Tensor
+
+    def __init__(self, target: Target, limits: DecodeLimits, sampling: Sampling) -> None:
+        self._target, self._limits, self._sampling = target, limits, sampling
+        self._watch = Stopwatch(target.device)
+        self._clock = SharedTime(self._watch, stages=())
+        self.rows: list[_Row] = []
+        self.traces: dict[int, PlainTrace] = {}
+
+    def admit(self, joining: list[_Row]) -> None:
+        """Feed their prompts and commit the target's first tokens."""
+        if self.rows:
+            self._clock.charge([row.index for row in self.rows])
+        started_s = self._watch.now_s()
+        logits, _, cache = self._target.prefill([row.text for row in joining], with_taps=False)
+        choice = choose(logits[:, None], self._sampling, keys=[row.key for row in joining], firsts=[0] * len(joining))
+        for row in joining:
+            row.prefill_s = (self._watch.now_s() - started_s) / len(joining)
+        self._clock.skip()
+        going = len(self.rows)
+        self._cache = TargetCache.stacked([self._cache, cache]) if going else cache
+        self._choice = torch.cat((self._choice, choice)) if going else choice
+        self.rows += joining
+        self._commit(going)
+
+    def step(self) -> None:
+        """One token of every row."""
+        logits = self._target.logits_cached(self._choice, self._cache)
+        keys, firsts = [row.key for row in self.rows], [row.answered for row in self.rows]
+        self._choice = choose(logits, self._sampling, keys=keys, firsts=firsts)
+        self._commit(0)
+
+    def _commit(self, first: int) -> None:
+        """Commit the choices of the rows from `first` on, close finished rows and drop them."""
+        ended = [False] * first
+        for row, token in zip(self.rows[first:], self._choice[first:, 0].tolist(), strict=True):
+            ended.append(self._limits.reaching([token], have=row.answered)[1])
+            row.text.append(token)
+        if not any(ended):
+            return
+        self._clock.charge([row.index for row in self.rows])
+        for row, over in zip(self.rows, ended, strict=True):
+            if over:
+                self.traces[row.index] = PlainTrace(row.answer, row.prefill_s, self._clock.of(row.index)[0])
+        going = [place for place, over in enumerate(ended) if not over]
+        self.rows, self._choice = [self.rows[place] for place in going], self._choice[going]
+        if going:
+            self._cache.select_rows(going)
 
 
 def speculative_decode(
@@ -155,17 +244,19 @@ def speculative_decode_batch(
     limits: DecodeLimits,
     sampling: Sampling,
     rollback: Rollback,
+    rows: int | None = None,
 ) -> list[SpeculativeTrace]:
     """Decoding by blocks, lossless for any proposer.
 
     Args:
         target: frozen target.
         proposer: guesses the tokens after an anchor.
-        prompts: token ids of each row, at least one each.
-        keys: one name a row; samples are keyed by it.
+        prompts: token ids, at least one each.
+        keys: one name a prompt; samples are keyed by it.
         limits: where answers end.
         sampling: greedy or sampled.
         rollback: `target.keep`; anything else is a negative control.
+        rows: prompts that are decoded at once, the next one joins where one has ended; all of them if None.
 
     Returns:
         One trace a prompt: the answer, one `Verification` a target forward, and times.
@@ -174,38 +265,52 @@ def speculative_decode_batch(
         TargetError: an empty prompt, or a target whose rows cannot be rolled back (together).
     """
     loop = _Loop(target, proposer, limits, sampling, rollback)
-    if prompts:
-        loop.prefill(prompts, keys)
-    while loop.rows:
-        loop.verify()
+    waiting = _Waiting(prompts, keys, rows)
+    while joining := waiting.next_for(len(loop.rows)) or loop.rows:
+        if joining is loop.rows:
+            loop.verify()
+        else:
+            loop.admit(joining)
     return [loop.traces[index] for index in range(len(prompts))]
 
 
 class _Loop:
     """One batch on its way; `rows` are the unfinished ones, in the order of the cache's rows."""
 
+    _cache: TargetCache
+
     def __init__(self, target: Target, proposer: Proposer, limits: DecodeLimits, sampling: Sampling, rollback: Rollback) -> None:
         self._target, self._proposer, self._limits = target, proposer, limits
         self._sampling, self._rollback = sampling, rollback
         self._watch = Stopwatch(target.device)
-        self._started_s = self._prefilled_s = 0.0
+        self._clock = SharedTime(self._watch, stages=("target", "drafter"))
         self._features: Tensor | None = None
         self._kept: list[int] = []
         self.rows: list[_Row] = []
         self.traces: dict[int, SpeculativeTrace] = {}
 
-    def prefill(self, prompts: Sequence[Sequence[int]], keys: Sequence[str]) -> None:
-        """Feed the prompts and commit the target's first tokens."""
-        self._started_s = self._watch.now_s()
-        self._proposer.begin(keys)
-        logits, self._features, self._cache = self._target.prefill(prompts, with_taps=self._proposer.needs_features)
-        self._kept = [len(prompt) for prompt in prompts]
-        chosen = choose(logits[:, None], self._sampling, keys=keys, firsts=[0] * len(prompts)).tolist()
-        self.rows = [
-            _Row(index, key, len(prompt), [*prompt]) for index, (key, prompt) in enumerate(zip(keys, prompts, strict=True))
-        ]
-        self._prefilled_s = self._watch.now_s()
-        self._go_on([self._limits.reaching(tokens, have=0)[1] for tokens in chosen], chosen)
+    def admit(self, joining: list[_Row]) -> None:
+        """Feed their prompts and commit the target's first tokens."""
+        if self.rows:
+            self._clock.charge([row.index for row in self.rows])
+        started_s = self._watch.now_s()
+        keys, going = [row.key for row in joining], len(self.rows)
+        logits, features, cache = self._target.prefill([row.text for row in joining], with_taps=self._proposer.needs_features)
+        chosen = choose(logits[:, None], self._sampling, keys=keys, firsts=[0] * len(joining)).tolist()
+        for row in joining:
+            row.prefill_s = (self._watch.now_s() - started_s) / len(joining)
+        self._clock.skip()
+        if going:
+            self._proposer.admit(keys)
+            self._cache = TargetCache.stacked([self._cache, cache])
+            self._features = _stacked(self._features, features)
+        else:
+            self._proposer.begin(keys)
+            self._cache, self._features = cache, features
+        self.rows += joining
+        self._kept += [row.prompt_tokens for row in joining]
+        over = [self._limits.reaching(tokens, have=0)[1] for tokens in chosen]
+        self._go_on([*[False] * going, *over], [*[[]] * going, *chosen])
 
     def verify(self) -> None:
         """Draft, judge, commit, roll back: one target forward for all rows."""
@@ -240,6 +345,8 @@ class _Loop:
 
     def _go_on(self, ended: Sequence[bool], chosen: Sequence[Sequence[int]]) -> None:
         """Commit tokens, close finished rows and drop them."""
+        if any(ended):
+            self._clock.charge([row.index for row in self.rows])
         for row, over, tokens in zip(self.rows, ended, chosen, strict=True):
             row.text += tokens
             if over:
@@ -256,12 +363,14 @@ class _Loop:
             self._features = self._features[:, : max(self._kept)]
 
     def _trace(self, row: _Row) -> SpeculativeTrace:
-        ended_s = self._watch.now_s()
-        return SpeculativeTrace(
-            tuple(row.text[row.prompt_tokens :]),
-            tuple(row.verifications),
-            self._prefilled_s - self._started_s,
-            ended_s - self._prefilled_s,
-            target_s=self._watch.seconds("target"),
-            drafter_s=self._watch.seconds("drafter"),
-        )
+        decode_s, target_s, drafter_s = self._clock.of(row.index)
+        verified = tuple(row.verifications)
+        return SpeculativeTrace(row.answer, verified, row.prefill_s, decode_s, target_s=target_s, drafter_s=drafter_s)
+
+
+def _stacked(features: Tensor | None, joining: Tensor | None) -> Tensor | None:
+    """Features [B, n, M*D] of running rows and of joining ones, zeros behind the shorter."""
+    if features is None or joining is None:
+        return None
+    longest = max(features.shape[1], joining.shape[1])
+    return torch.cat([functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in (features, joining)])

@@ -77,6 +77,9 @@ class AcceptanceMetrics:
     acceptance_ci: tuple[float, float]
     survival_per_position: tuple[float, ...]
     conditional_per_position: tuple[float, ...]
+    drafted_per_position: tuple[int, ...]
+    reached_per_position: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
     acceptance_histogram: tuple[int, ...]
 
 
@@ -106,6 +109,7 @@ def acceptance_metrics(
     per_prompt = table.sum_by_prompt(table.counted, prompts=prompts)
     passes = table.sum_by_prompt(np.ones(total, dtype=np.int64), prompts=prompts)
     decoded = passes > 0
+    by_position = position_counts(table, positions=positions)
     return AcceptanceMetrics(
         verifications=total,
         drafted=int(table.drafted.sum()),
@@ -117,7 +121,10 @@ def acceptance_metrics(
         acceptance_length_macro=float((per_prompt[decoded] / passes[decoded]).mean()),
         acceptance_ci=ratio_interval(per_prompt, passes, counts=counts, confidence=confidence),
         survival_per_position=survival_rates(table, positions=positions),
-        conditional_per_position=conditional_rates(table, positions=positions),
+        conditional_per_position=by_position.conditional,
+        drafted_per_position=by_position.drafted,
+        reached_per_position=by_position.reached,
+        accepted_per_position=by_position.accepted,
         acceptance_histogram=tuple(int(value) for value in np.bincount(accepted, minlength=positions + 1)),
     )
 
@@ -128,11 +135,39 @@ def survival_rates(table: VerificationTable, *, positions: int) -> tuple[float, 
     return tuple(float((accepted >= k).mean()) for k in range(1, positions + 1))
 
 
-def conditional_rates(table: VerificationTable, *, positions: int) -> tuple[float, ...]:
-    """Share accepted at k of the verifications that proposed and judged position k, k = 1..positions; 0 if none did."""
+def survival_untruncated(table: VerificationTable, *, positions: int) -> tuple[float, ...]:
+    """Share of verifications whose first k drafts the target chose itself, k = 1..positions, wherever the answer ended."""
+    return tuple(float((table.accepted >= k).mean()) for k in range(1, positions + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PositionCounts:
+    """Verifications by draft position k = 1..positions.
+
+    Attributes:
+        drafted: that proposed position k.
+        reached: of these, where the k-1 drafts before it were accepted and the answer had not ended.
+        accepted: of these, where position k was accepted too.
+    """
+
+    drafted: tuple[int, ...]
+    reached: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """Share accepted at k of those that reached it; 0 where none did."""
+        return tuple(took / came if came else 0.0 for took, came in zip(self.accepted, self.reached, strict=True))
+
+
+def position_counts(table: VerificationTable, *, positions: int) -> PositionCounts:
+    """What became of each draft position, over all verifications of a table."""
     accepted, cut = table.accepted_counted, table.cut
-    rates = []
+    drafted, reached = [], []
     for k in range(1, positions + 1):
-        judged = (accepted >= k - 1) & (table.drafted >= k) & ~(cut & (table.counted < k))
-        rates.append(float((accepted[judged] >= k).mean()) if judged.any() else 0.0)
-    return tuple(rates)
+        proposed = table.drafted >= k
+        drafted.append(int(proposed.sum()))
+        reached.append(int((proposed & (accepted >= k - 1) & ~(cut & (table.counted < k))).sum()))
+    return PositionCounts(
+        tuple(drafted), tuple(reached), tuple(int((accepted >= k).sum()) for k in range(1, positions + 1))
+    )  # fmt: skip

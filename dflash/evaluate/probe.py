@@ -17,7 +17,7 @@ import numpy as np
 
 from dflash.config import Config, EvaluateConfig, ProbeConfig
 from dflash.errors import EvaluationError, TargetError
-from dflash.evaluate.bootstrap import percentile_interval, ratio_interval, resample_counts, resampled_ratios
+from dflash.evaluate.bootstrap import percentile_interval, ratio_interval, resample_counts, resampled_ratios, widened
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace, speculative_decode_batch
 from dflash.evaluate.metrics import survival_rates, verification_table
 from dflash.evaluate.prompts import EvalPrompt
@@ -87,7 +87,7 @@ def paired_gain(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfi
         )
     counts = resample_counts(len(new.counted), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
     lengths = [resampled_ratios(each.counted, each.verifications, counts=counts) for each in (new, old)]
-    return percentile_interval(np.subtract(*lengths), confidence=evaluate.confidence)
+    return percentile_interval(np.subtract(*lengths), confidence=widened(evaluate.confidence, prompts=len(new.counted)))
 
 
 def probe_identity(config: Config, prompts: Sequence[EvalPrompt]) -> str:

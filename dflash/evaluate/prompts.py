@@ -1,5 +1,6 @@
 """Held-out prompts, rendered exactly as the drafter's training data was, and proven not to be part of it.
 
+The sets themselves are read in `prompt_sets`.
 Invariant: no user turn of an evaluation prompt has the normalised hash of a user turn of the data set; a synthetic prompt
 is moreover on the held-out side of the generator's border, so the target has not seen it either.
 Tokenizer, chat template and its flags must be those of the data set: a different thinking mode alone has moved acceptance
@@ -12,6 +13,7 @@ import hashlib
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,20 @@ from dflash.data.render import ChatRenderer
 from dflash.data.synthetic import prompt_hash, split_of
 from dflash.data.tokenizer import template_sha256, tokenizer_sha256
 from dflash.errors import EvaluationError
-from dflash.records import Conversation, DataManifest, QuarantinedRow
+from dflash.evaluate.prompt_sets import PromptSet, Question, read_prompt_set, sha256_of, with_own_ids
+from dflash.records import Conversation, DataManifest, Message, QuarantinedRow
 from dflash.storage import Store
+from dflash.storage.compression import expand
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrigin:
+    """Where a prompt's set came from, and the SHA-256 of what was read; see `records.PromptSetEntry`."""
+
+    name: str
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +47,16 @@ class EvalPrompt:
     """One prompt to decode.
 
     Attributes:
+        id: unique in the evaluation; samples are keyed by it.
         kind: label for slices (task kind, source).
-        dataset: where it comes from: `synthetic-<seed>` or the files' names.
+        dataset: where it comes from: the set's name, `synthetic-<seed>` or the files' names.
         prompt_ids: token ids with the generation prompt.
         prompt_hash: normalised hash of its last user turn.
         template_flags: chat-template variables it was rendered with.
+        turn: number of its last user turn, from 1.
+        language, domain: labels for slices; None where nothing tells.
+        origin: of its set; None for prompts made elsewhere.
+        question: what it was rendered from, with the turns that follow once the target has answered; likewise.
     """
 
     id: str
@@ -48,6 +65,11 @@ class EvalPrompt:
     prompt_ids: tuple[int, ...]
     prompt_hash: str
     template_flags: Mapping[str, Any]
+    turn: int = 1
+    language: str | None = None
+    domain: str | None = None
+    origin: PromptOrigin | None = None
+    question: Question | None = None
 
 
 def load_eval_prompts(
@@ -62,46 +84,33 @@ def load_eval_prompts(
         store: its folder, for the prompt hashes.
 
     Returns:
-        At most `evaluate.num_prompts` prompts; from files, a sample keyed by `evaluate.seed`.
+        At most `evaluate.num_prompts` prompts of each set, the sets' prompts in turn; from files, a sample keyed by
+        `evaluate.seed`. First turns only: `turns.with_later_turns` adds what is asked behind the target's own answers.
 
     Raises:
         EvaluationError: rendering would differ from training, a prompt was trained on, a row is bad, or there is none.
         StorageError: a file is missing.
     """
     check_rendering(config, tokenizer, manifest)
-    settings = config.evaluate
-    if settings.source == "synthetic":
-        chats: Iterable[Conversation] = synthetic_conversations(
-            seed=settings.seed, count=settings.num_prompts, split="heldout", system_prompt=config.data.system_prompt
-        )
-        dataset = f"synthetic-{settings.seed}"
-    else:
-        rows = read_conversations(settings.files, limit=None, system_prompt=config.data.system_prompt)
-        chats = _sampled(_good_rows(rows), settings)
-        dataset = "+".join(Path(file).name for file in settings.files)
-    questions = [_asked(chat) for chat in chats]
-    if not questions:
-        raise EvaluationError("there are no evaluation prompts", remedy="give evaluate.files that hold at least one prompt")
-    if len(questions) < settings.num_prompts:
-        logger.warning("%d prompts, fewer than evaluate.num_prompts %d", len(questions), settings.num_prompts)
-    check_disjoint(questions, trained=read_prompt_hashes(store, manifest), synthetic=settings.source == "synthetic")
-    renderer = ChatRenderer(
+    sets = with_own_ids([_chosen(each, config.evaluate) for each in _sets(config)])
+    trained = read_prompt_hashes(store, manifest)
+    for each in sets:
+        said = [_spoken(question) for question in each.questions]
+        check_disjoint(said, trained=trained, synthetic=config.evaluate.source == "synthetic")
+    renderer = renderer_of(config, tokenizer)
+    # In turn: the first prompts are a fair sample of all sets, whatever number of them is decoded.
+    rows = zip_longest(*([(each, question) for question in each.questions] for each in sets))
+    return [_prompt(renderer, config, *pair) for row in rows for pair in row if pair is not None]
+
+
+def renderer_of(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
+    """What renders a run's prompts: the same as its data set."""
+    return ChatRenderer(
         tokenizer,
         supervise=config.data.supervise,
         supervise_reasoning=config.data.supervise_reasoning,
         template_flags=config.data.template_flags,
     )
-    return [
-        EvalPrompt(
-            id=chat.id,
-            kind=chat.kind,
-            dataset=dataset,
-            prompt_ids=tuple(renderer.prompt_ids(chat.messages, chat.tools)),
-            prompt_hash=prompt_hash(chat.messages[-1].content),
-            template_flags=dict(config.data.template_flags),
-        )
-        for chat in questions
-    ]
 
 
 def check_rendering(config: Config, tokenizer: PreTrainedTokenizerBase, manifest: DataManifest) -> None:
@@ -150,6 +159,65 @@ def check_disjoint(chats: Sequence[Conversation], *, trained: Container[str], sy
             raise AssertionError(f"the generator drew held-out prompts from the training side: {wrong[:3]}")
 
 
+def _prompt(renderer: ChatRenderer, config: Config, asked: PromptSet, question: Question) -> EvalPrompt:
+    chat = question.conversation
+    return EvalPrompt(
+        id=chat.id,
+        kind=chat.kind,
+        dataset=asked.name,
+        prompt_ids=tuple(renderer.prompt_ids(chat.messages, chat.tools)),
+        prompt_hash=prompt_hash(chat.messages[-1].content),
+        template_flags=dict(config.data.template_flags),
+        turn=len(_user_turns(chat)),
+        language=question.language,
+        domain=question.domain,
+        origin=PromptOrigin(asked.origin, asked.sha256),
+        question=question,
+    )
+
+
+def _sets(config: Config) -> Iterator[PromptSet]:
+    """The configured sets, whole."""
+    settings, system_prompt = config.evaluate, config.data.system_prompt
+    if settings.source == "sets":
+        for each in settings.sets:
+            yield read_prompt_set(each, system_prompt=system_prompt)
+    elif settings.source == "synthetic":
+        chats = synthetic_conversations(
+            seed=settings.seed, count=settings.num_prompts, split="heldout", system_prompt=system_prompt
+        )
+        questions = tuple(Question(_asked(chat)) for chat in chats)
+        digest = hashlib.sha256("\n".join(turn for each in questions for turn in each.user_turns()).encode()).hexdigest()
+        yield PromptSet(f"synthetic-{settings.seed}", f"generator, seed {settings.seed}", digest, questions)
+    else:
+        uris = list(dict.fromkeys(uri for pattern in settings.files for uri in expand(pattern)))
+        rows = _good_rows(read_conversations(settings.files, limit=None, system_prompt=system_prompt))
+        name = "+".join(Path(file).name for file in settings.files)
+        yield PromptSet(name, name, sha256_of(uris), tuple(Question(_asked(chat)) for chat in rows))
+
+
+def _chosen(each: PromptSet, settings: EvaluateConfig) -> PromptSet:
+    """At most `num_prompts` of a set: those with the smallest keyed hash, a fixed sample whatever the file's order."""
+    questions = each.questions
+    if settings.source != "synthetic":
+
+        def key(question: Question) -> str:
+            return hashlib.sha256(f"{settings.seed}/{question.conversation.id}".encode()).hexdigest()
+
+        questions = tuple(sorted(questions, key=key)[: settings.num_prompts])
+    if not questions:
+        raise EvaluationError("there are no evaluation prompts", remedy="give evaluate.files that hold at least one prompt")
+    if len(questions) < settings.num_prompts:
+        logger.warning("%s has %d prompts, fewer than evaluate.num_prompts %d", each.name, len(questions), settings.num_prompts)
+    return replace(each, questions=questions)
+
+
+def _spoken(question: Question) -> Conversation:
+    """Everything that a user says, for the proof that none of it was trained on."""
+    said = tuple(Message("user", text) for text in question.user_turns())
+    return replace(question.conversation, messages=said)
+
+
 def _user_turns(chat: Conversation) -> list[str]:
     return [message.content for message in chat.messages if message.role == "user"]
 
@@ -169,12 +237,3 @@ def _good_rows(rows: Iterable[Conversation | QuarantinedRow]) -> Iterator[Conver
         if not _user_turns(row):
             raise EvaluationError(f"{row.origin} is no prompt: it has no user turn", remedy="take the row out of evaluate.files")
         yield row
-
-
-def _sampled(chats: Iterable[Conversation], settings: EvaluateConfig) -> list[Conversation]:
-    """The `num_prompts` conversations with the smallest keyed hash: a fixed sample, whatever the files' order."""
-
-    def key(chat: Conversation) -> str:
-        return hashlib.sha256(f"{settings.seed}/{chat.id}".encode()).hexdigest()
-
-    return sorted(chats, key=key)[: settings.num_prompts]

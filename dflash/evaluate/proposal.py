@@ -57,6 +57,9 @@ class Proposer(Protocol):
     def begin(self, keys: Sequence[str]) -> None:
         """Forget all rows and start with new ones, of the given names."""
 
+    def admit(self, keys: Sequence[str]) -> None:
+        """New rows, of the given names, join behind those that are there."""
+
     def propose(self, committed: Committed) -> Proposal:
         """Guess 0 to `max_drafts` tokens behind each row's anchor."""
 

@@ -63,6 +63,13 @@ class DrafterProposer:
         self._alone = self._drafter.new_cache()
         self._ragged = RaggedContext(len(keys)) if len(keys) > 1 else None
 
+    def admit(self, keys: Sequence[str]) -> None:
+        """Add empty contexts; only where several rows began, which need not be equally long."""
+        if self._ragged is None:
+            raise TypeError("no row can join a single one: its context has no rows")
+        self._keys += keys
+        self._ragged.add_rows(len(keys))
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' contexts."""
         self._keys = [self._keys[row] for row in rows]
@@ -111,6 +118,9 @@ class LookupProposer:
     def begin(self, keys: Sequence[str]) -> None:
         """Nothing is remembered between calls."""
 
+    def admit(self, keys: Sequence[str]) -> None:
+        """Nothing is remembered between calls."""
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is remembered between calls."""
 
@@ -149,6 +159,10 @@ class OracleProposer:
     def begin(self, keys: Sequence[str]) -> None:
         """Answer these rows."""
         self._keys = list(keys)
+
+    def admit(self, keys: Sequence[str]) -> None:
+        """Answer these rows too."""
+        self._keys += keys
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Answer only these rows."""

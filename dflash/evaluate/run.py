@@ -6,21 +6,25 @@ in every evaluation, and `lossless` is their conjunction.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from dflash.config import EvaluateConfig
 from dflash.errors import EvaluationError, NotLosslessError
 from dflash.evaluate.bootstrap import IntArray, resample_counts
 from dflash.evaluate.candidates import Candidate
-from dflash.evaluate.contest import Contest, Progress, run_contests
+from dflash.evaluate.contest import Contest, DecodeSettings, Progress, run_contests
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace
 from dflash.evaluate.lossless import NearTie, explain_difference
-from dflash.evaluate.metrics import VerificationTable, acceptance_metrics, verification_table
+from dflash.evaluate.metrics import VerificationTable, acceptance_metrics, survival_untruncated, verification_table
 from dflash.evaluate.prompts import EvalPrompt
-from dflash.evaluate.slices import alarms, bigram_accuracy, slice_by_context, slice_by_kind
+from dflash.evaluate.result_slices import prompt_set_entries, slices_of
+from dflash.evaluate.slices import alarms, bigram_accuracy
 from dflash.evaluate.state_proof import StateProof, prove_state
 from dflash.evaluate.timing import Timing, measure_timing
+from dflash.model.sampling import Sampling
 from dflash.model.target import Target
 from dflash.records import EvaluationResult
 
@@ -51,7 +55,7 @@ class _Session:
 
     target: Target
     evaluate: EvaluateConfig
-    limits: DecodeLimits
+    decoding: DecodeSettings
     state: StateProof
     contests: tuple[Contest, ...]
     counts: IntArray
@@ -84,8 +88,8 @@ def evaluate_candidates(
     Args:
         target: frozen target.
         candidates: what is compared, at least one.
-        prompts: held-out prompts of one data set.
-        evaluate: limits, near-tie factor, bootstrap.
+        prompts: held-out prompts of one or several sets, with ids of their own.
+        evaluate: limits, batch size, temperature, near-tie factor, bootstrap.
         stop_ids: tokens that end an answer.
         progress: called with (label, done, total).
 
@@ -94,15 +98,16 @@ def evaluate_candidates(
 
     Raises:
         EvaluationError: no prompts, or one that is too long for the target.
+        TargetError: several prompts at once on a target whose rows cannot be rolled back on their own.
     """
     block_size = max(candidate.proposer.max_drafts for candidate in candidates) + 1
     _check_prompts(target, prompts, evaluate, block_size)
     limits = DecodeLimits(evaluate.max_new_tokens, frozenset(stop_ids))
-    longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
-    state = prove_state(target, [longest.prompt_ids], block_size=block_size, seed=evaluate.seed)
-    contests = tuple(run_contests(target, candidates, prompts, limits=limits, progress=progress))
+    decoding = DecodeSettings(limits, Sampling(evaluate.temperature, evaluate.seed), evaluate.batch_size)
+    state = prove_state(target, _proof_prompts(prompts, evaluate.batch_size), block_size=block_size, seed=evaluate.seed)
+    contests = tuple(run_contests(target, candidates, prompts, settings=decoding, progress=progress))
     counts = resample_counts(len(prompts), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
-    session = _Session(target, evaluate, limits, state, contests, counts)
+    session = _Session(target, evaluate, decoding, state, contests, counts)
     return tuple(_evaluated(session, candidate, position) for position, candidate in enumerate(candidates))
 
 
@@ -112,7 +117,7 @@ def require_lossless(result: EvaluationResult) -> None:
     Raises:
         NotLosslessError: with what was found.
     """
-    if not result.lossless:
+    if result.lossless is False:
         reasons = [warning for warning in result.warnings if warning.startswith("not lossless")]
         raise NotLosslessError(
             f"{result.drafter}: {'; '.join(reasons)}",
@@ -133,7 +138,9 @@ def _evaluated(session: _Session, candidate: Candidate, position: int) -> Evalua
             session.target,
             contest.prompt.prompt_ids,
             answers=(contest.plain.tokens, trace.tokens),
-            limits=session.limits,
+            limits=session.decoding.limits,
+            sampling=session.decoding.sampling,
+            key=contest.prompt.id,
             block_size=candidate.proposer.max_drafts + 1,
             near_tie_factor=session.evaluate.near_tie_factor,
         )
@@ -142,53 +149,63 @@ def _evaluated(session: _Session, candidate: Candidate, position: int) -> Evalua
     }
     plain = [contest.plain for contest in session.contests]
     timing = measure_timing(plain, traces, counts=session.counts, confidence=session.evaluate.confidence)
-    result = _result(session, candidate, table, near_ties, timing)
+    result = _result(session, candidate, position, table, near_ties, timing)
     return Evaluation(result, table, session.contests, position, near_ties, session.state, timing)
 
 
 def _result(
-    session: _Session, candidate: Candidate, table: VerificationTable, near_ties: dict[int, NearTie], timing: Timing | None
+    session: _Session,
+    candidate: Candidate,
+    position: int,
+    table: VerificationTable,
+    near_ties: dict[int, NearTie],
+    timing: Timing | None,
 ) -> EvaluationResult:
     contests, counts, confidence = session.contests, session.counts, session.evaluate.confidence
     positions = candidate.proposer.max_drafts
+    datasets = [contest.prompt.dataset for contest in contests]
     figures = acceptance_metrics(table, prompts=len(contests), positions=positions, counts=counts, confidence=confidence)
     bigram = bigram_accuracy([contest.plain.tokens for contest in contests])
     faults = _faults(contests, near_ties, session.state)
-    found = alarms(table, prompts=len(contests), counts=counts, confidence=confidence, bigram_level=bigram)
-    kinds = [contest.prompt.kind for contest in contests]
+    found = alarms(
+        table, prompts=len(contests), counts=counts, confidence=confidence, bigram_level=bigram, datasets=datasets
+    )  # fmt: skip
+    slices = slices_of(
+        table, contests, candidate=position, positions=positions, counts=counts, confidence=confidence, differing=near_ties
+    )
     return EvaluationResult(
         drafter=candidate.label,
         step=candidate.step,
-        dataset=contests[0].prompt.dataset,
+        dataset="+".join(dict.fromkeys(datasets)),
         prompts=len(contests),
         block_size=positions + 1,
-        temperature=0.0,
+        temperature=session.evaluate.temperature,
         template_flags=contests[0].prompt.template_flags,
-        verifications=figures.verifications,
-        drafted=figures.drafted,
-        accepted=figures.accepted,
-        committed_tokens=figures.committed_tokens,
-        acceptance_length=figures.acceptance_length,
-        acceptance_length_untruncated=figures.acceptance_length_untruncated,
-        accepted_length=figures.accepted_length,
-        acceptance_length_macro=figures.acceptance_length_macro,
-        acceptance_ci=figures.acceptance_ci,
+        **asdict(figures),
         confidence=confidence,
-        survival_per_position=figures.survival_per_position,
-        conditional_per_position=figures.conditional_per_position,
-        acceptance_histogram=figures.acceptance_histogram,
-        slices={
-            "kind": slice_by_kind(table, kinds, positions=positions, counts=counts, confidence=confidence),
-            "context_tokens": slice_by_context(table, positions=positions, counts=counts, confidence=confidence),
-        },
+        survival_untruncated_per_position=survival_untruncated(table, positions=positions),
+        slices=slices,
         plain_s_per_token=None if timing is None else timing.plain_s_per_token,
         speculative_s_per_token=None if timing is None else timing.speculative_s_per_token,
         speedup=None if timing is None else timing.speedup,
+        speedup_ci=None if timing is None or math.isnan(timing.speedup_ci[0]) else timing.speedup_ci,
+        target_frac=None if timing is None else timing.target_frac,
+        drafter_frac=None if timing is None else timing.drafter_frac,
+        other_frac=None if timing is None else timing.other_frac,
         lossless=not faults,
         differing_prompts=len(near_ties),
         near_tie_prompts=sum(near_tie.excused for near_tie in near_ties.values()),
+        divergence_frac=len(near_ties) / len(contests),
         warnings=(*faults, *found),
+        batch_size=session.evaluate.batch_size,
+        prompt_sets=prompt_set_entries([contest.prompt for contest in contests]),
     )
+
+
+def _proof_prompts(prompts: Sequence[EvalPrompt], batch_size: int) -> list[tuple[int, ...]]:
+    """What the state test runs on: the longest prompt, and where rows are decoded together a shorter one beside it."""
+    by_length = sorted((prompt.prompt_ids for prompt in prompts), key=len)
+    return [by_length[-1]] if batch_size == 1 or len(prompts) == 1 else [by_length[-1], by_length[0]]
 
 
 def _table(traces: Sequence[SpeculativeTrace]) -> VerificationTable:
@@ -218,6 +235,11 @@ def _faults(contests: Sequence[Contest], near_ties: dict[int, NearTie], state: S
 def _check_prompts(target: Target, prompts: Sequence[EvalPrompt], evaluate: EvaluateConfig, block_size: int) -> None:
     if not prompts:
         raise EvaluationError("there are no evaluation prompts", remedy="set evaluate.num_prompts or evaluate.files")
+    twice = next((name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1), None)
+    if twice is not None:
+        raise EvaluationError(
+            f"two evaluation prompts have the id {twice!r}: samples are keyed by it", remedy="give every prompt an id of its own"
+        )
     limit = target.info.max_position_embeddings
     longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
     needed = len(longest.prompt_ids) + evaluate.max_new_tokens + block_size

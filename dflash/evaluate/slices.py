@@ -1,4 +1,4 @@
-"""Acceptance by kind of prompt and by context length, and the alarms drawn from it.
+"""Acceptance by what the prompts are and by context length, and the alarms drawn from it.
 
 Context bins double (1-31, 32-63, 64-127, ...): they need no setting, stay comparable between runs and data sets, and
 their resolution is relative, as the effect is. An alarm is a warning and never a verdict: acceptance also differs
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash.evaluate.bootstrap import IntArray, percentile_interval, resampled_ratios
+from dflash.evaluate.bootstrap import IntArray, percentile_interval, resampled_ratios, widened
 from dflash.evaluate.metrics import VerificationTable, acceptance_metrics
 
 FIRST_EDGE_TOKENS = 32
@@ -28,15 +28,21 @@ MIN_VERIFICATIONS = 30
 MIN_PROMPTS = 4
 
 
-def slice_by_kind(
-    table: VerificationTable, kinds: Sequence[str], *, positions: int, counts: IntArray, confidence: float
+UNLABELLED = "unknown"
+"""Name of the slice of prompts that nothing labels, where others are labelled."""
+
+
+def slice_by_label(
+    table: VerificationTable, labels: Sequence[str | None], *, positions: int, counts: IntArray, confidence: float
 ) -> dict[str, Any]:
-    """Metrics of each kind of prompt; `kinds[p]` is the kind of prompt p."""
-    labels = np.asarray(kinds)
+    """Metrics of the prompts of each label; `labels[p]` is that of prompt p. None at all are no slices."""
+    if all(label is None for label in labels):
+        return {}
+    names = np.asarray([UNLABELLED if label is None else label for label in labels])
     return {
-        str(kind): _slice(table, table.select(labels[table.prompt] == kind), positions, counts, confidence)
-        for kind in sorted(set(kinds))
-        if (labels[table.prompt] == kind).any()
+        str(name): _slice(table, table.select(names[table.prompt] == name), positions, counts, confidence)
+        for name in np.unique(names)
+        if (names[table.prompt] == name).any()
     }
 
 
@@ -61,7 +67,9 @@ def bin_edges(index: int) -> tuple[int, int]:
     return (0 if index == 0 else FIRST_EDGE_TOKENS << (index - 1), FIRST_EDGE_TOKENS << index)
 
 
-def alarms(table: VerificationTable, *, prompts: int, counts: IntArray, confidence: float, bigram_level: float) -> list[str]:
+def alarms(
+    table: VerificationTable, *, prompts: int, counts: IntArray, confidence: float, bigram_level: float, datasets: Sequence[str]
+) -> list[str]:
     """Sentences about pathologies that a good-looking pipeline can hide.
 
     Args:
@@ -70,11 +78,14 @@ def alarms(table: VerificationTable, *, prompts: int, counts: IntArray, confiden
         counts: bootstrap resamples.
         confidence: level of the interval that the context alarm is judged by.
         bigram_level: see `bigram_accuracy`; NaN if it is unknown.
+        datasets: set of each prompt; one of several that is stuck at 1.00 hides in the pooled figure.
     """
     found = []
-    if int(table.counted.sum()) == len(table):
+    stuck = _stuck(table, datasets)
+    if stuck is not None:
         found.append(
-            "acceptance length is exactly 1.00: no draft was ever accepted; look for a wrong mask token, vocabulary or tap layer"
+            f"acceptance length is exactly 1.00{stuck}: no draft was ever accepted; look for a wrong mask token, vocabulary or tap "
+            "layer"
         )
     first = float((table.accepted_counted >= 1).mean())
     if first < bigram_level:
@@ -118,15 +129,36 @@ def _slice(
 ) -> dict[str, Any]:
     prompts = counts.shape[1]
     figures = acceptance_metrics(part, prompts=prompts, positions=positions, counts=counts, confidence=confidence)
+    own = int(np.unique(part.prompt).size)
     return {
-        "prompts": int(np.unique(part.prompt).size),
+        "prompts": own,
         "verifications": figures.verifications,
         "verification_frac": figures.verifications / len(whole),
         "acceptance_length": figures.acceptance_length,
-        "acceptance_ci": [None if np.isnan(end) else end for end in figures.acceptance_ci],
+        # One prompt says nothing about others: no interval rather than one without a width.
+        "acceptance_ci": [None if own < 2 or np.isnan(end) else end for end in figures.acceptance_ci],
+        "acceptance_length_macro": figures.acceptance_length_macro,
+        "acceptance_length_untruncated": figures.acceptance_length_untruncated,
         "accepted_length": figures.accepted_length,
         "survival_per_position": list(figures.survival_per_position),
+        "conditional_per_position": list(figures.conditional_per_position),
+        "drafted_per_position": list(figures.drafted_per_position),
+        "reached_per_position": list(figures.reached_per_position),
+        "accepted_per_position": list(figures.accepted_per_position),
     }
+
+
+def _stuck(table: VerificationTable, datasets: Sequence[str]) -> str | None:
+    """Where no draft was accepted: "" everywhere, " on <sets>" on some sets that were verified often enough; None nowhere."""
+    if int(table.counted.sum()) == len(table):
+        return ""
+    names = np.asarray(datasets)[table.prompt]
+    found = []
+    for name in np.unique(names):
+        part = table.select(names == name)
+        if len(part) >= MIN_VERIFICATIONS and int(part.counted.sum()) == len(part):
+            found.append(str(name))
+    return f" on {', '.join(found)}" if found else None
 
 
 def _context_alarm(table: VerificationTable, *, prompts: int, counts: IntArray, confidence: float) -> list[str]:
@@ -134,9 +166,10 @@ def _context_alarm(table: VerificationTable, *, prompts: int, counts: IntArray, 
     if len(judged) < 2:
         return []
     bins = context_bins(table.context_tokens)
-    short = _resampled_length(table.select(bins == judged[0]), prompts, counts)
-    long = _resampled_length(table.select(bins == judged[-1]), prompts, counts)
-    low, high = percentile_interval(long / short, confidence=confidence)
+    near_part, far_part = (table.select(bins == index) for index in (judged[0], judged[-1]))
+    short, long = (_resampled_length(part, prompts, counts) for part in (near_part, far_part))
+    fewest = min(np.unique(part.prompt).size for part in (near_part, far_part))
+    low, high = percentile_interval(long / short, confidence=widened(confidence, prompts=int(fewest)))
     if np.isnan(high) or high >= FALL_FRAC:
         return []
     near, far = bin_edges(judged[0]), bin_edges(judged[-1])

@@ -6,7 +6,7 @@ On a GPU the stages are events in its queue, read once at the end; on a CPU the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,3 +54,37 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+class SharedTime:
+    """Seconds of each row of a batch: what passes is divided equally among the rows that it served, so they add up to the batch.
+
+    Args:
+        watch: read only when rows end, because reading waits for the device.
+        stages: whose seconds are divided likewise.
+    """
+
+    def __init__(self, watch: Stopwatch, *, stages: Sequence[str]) -> None:
+        self._watch, self._stages = watch, tuple(stages)
+        self._charged: dict[int, list[float]] = {}
+        self._last = self._reading()
+
+    def charge(self, rows: Sequence[int]) -> None:
+        """Divide what has passed since the last call among these rows."""
+        now = self._reading()
+        shares = [(new - old) / len(rows) for new, old in zip(now, self._last, strict=True)]
+        for row in rows:
+            charged = self._charged.setdefault(row, [0.0] * len(now))
+            self._charged[row] = [have + share for have, share in zip(charged, shares, strict=True)]
+        self._last = now
+
+    def skip(self) -> None:
+        """What has passed since the last call belongs to no row."""
+        self._last = self._reading()
+
+    def of(self, row: int) -> list[float]:
+        """A row's seconds: all of them, then those of each stage."""
+        return self._charged[row]
+
+    def _reading(self) -> list[float]:
+        return [self._watch.now_s(), *(self._watch.seconds(stage) for stage in self._stages)]

@@ -10,6 +10,8 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from dflash.evaluate.rivals import rival_lines
+from dflash.evaluate.sweep_text import gain_text, setting_text
 from dflash.evaluate.text import bar, clean_text
 from dflash.records import RunSummary
 
@@ -42,6 +44,9 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         *_position_lines(summary.acceptance_per_position),
         _line("speed-up", _speedup(summary.speedup)),
         _line("lossless", _lossless(summary.lossless)),
+        *_setting_lines(summary),
+        *(line for warning in summary.warnings for line in _wrapped("WARNING", clean_text(warning))),
+        *([] if summary.baselines is None else ["-" * WIDTH, *rival_lines(summary.baselines)]),
         "-" * WIDTH,
         _line("trained", f"{summary.steps} steps in {_figure(summary.train_time_s, 1)} s"),
         _line("padding efficiency", f"{summary.padding_efficiency:.1%} of the trained tokens are real"),
@@ -57,6 +62,11 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         "=" * WIDTH,
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _setting_lines(summary: RunSummary) -> list[str]:
+    best = summary.best_setting
+    return [] if best is None else [*_wrapped("best setting", setting_text(best)), *_wrapped("", gain_text(best))]
 
 
 def _stage_lines(summary: RunSummary) -> list[str]:

@@ -11,6 +11,11 @@ def clean_text(text: str) -> str:
     return "".join("?" if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} else char for char in text)
 
 
+def terminal_text(text: str) -> str:
+    """Lines that can be shown as they are: `clean_text` on each, tabs become spaces."""
+    return "\n".join(clean_text(line) for line in text.expandtabs().split("\n"))
+
+
 def aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
     """Rows of a table as lines: the first `left` columns on the left, the others on the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

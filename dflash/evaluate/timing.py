@@ -1,4 +1,8 @@
-"""Speed-up over plain decoding: the same prompts, in alternation, prefill excluded."""
+"""Speed-up over plain decoding: the same prompts at the same batch size, in alternation, prefill excluded.
+
+In a batch a row's seconds are its share of the batch's (`stopwatch.SharedTime`), so sums over rows are the batch's own time and a
+pooled speed-up is a ratio of throughputs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.evaluate.bootstrap import FloatArray, IntArray, percentile_interval, resampled_ratios
+from dflash.evaluate.bootstrap import FloatArray, IntArray, percentile_interval, resampled_ratios, widened
 from dflash.evaluate.decode import PlainTrace, SpeculativeTrace
 
 
@@ -30,6 +34,21 @@ class Timing:
     speedup_median: float
     target_frac: float
     drafter_frac: float
+
+    @property
+    def other_frac(self) -> float:
+        """Share of the speculative time outside target and drafter: judging, rollback, bookkeeping."""
+        return 1.0 - self.target_frac - self.drafter_frac
+
+    @property
+    def plain_tokens_per_s(self) -> float:
+        """Tokens a second of plain decoding, over all rows of a batch."""
+        return 1.0 / self.plain_s_per_token
+
+    @property
+    def speculative_tokens_per_s(self) -> float:
+        """Likewise of speculative decoding."""
+        return 1.0 / self.speculative_s_per_token
 
 
 def measure_timing(
@@ -58,7 +77,7 @@ def measure_timing(
         plain_s_per_token=float(slow),
         speculative_s_per_token=float(fast),
         speedup=float(slow / fast),
-        speedup_ci=percentile_interval(resampled, confidence=confidence),
+        speedup_ci=percentile_interval(resampled, confidence=widened(confidence, prompts=int(timed.sum()))),
         speedup_median=float(np.median(own)) if own.size else float(slow / fast),
         target_frac=sum(trace.target_s for trace in speculative) / float(fast_s.sum()),
         drafter_frac=sum(trace.drafter_s for trace in speculative) / float(fast_s.sum()),

@@ -6,21 +6,26 @@ Invariant: `result.json` is written last, so a folder that has it is complete.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dflash.evaluate.hardware import describe_machine
 from dflash.evaluate.metrics import VerificationTable
+from dflash.evaluate.page import evaluation_page
 from dflash.evaluate.plots import draw_plots
+from dflash.evaluate.prompts import EvalPrompt
 from dflash.evaluate.run import Evaluation
-from dflash.evaluate.stored import EVIDENCE_FILE, PROMPTS_FILE, RESULT_FILE, VERIFICATIONS_FILE
+from dflash.evaluate.stored import EVIDENCE_FILE, PROMPTS_FILE, REPORT_FILE, RESULT_FILE, VERIFICATIONS_FILE
 from dflash.records import to_json
 from dflash.storage import atomic_write_bytes, atomic_write_text
 
-VERIFICATIONS_SCHEMA_VERSION = 1
+VERIFICATIONS_SCHEMA_VERSION = 2
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
@@ -32,18 +37,22 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
 
     Returns:
         The files: `result.json` (the record), `evidence.json` (timing and proof of losslessness), `verifications.parquet`
-        (one row a verification), `prompts.jsonl` (one line a prompt), and plots.
+        (one row a verification), `prompts.jsonl` (one line a prompt), plots, and all of it for people in `report.html`.
 
     Raises:
         StorageError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT_FILE).unlink(missing_ok=True)
+    pictures = draw_plots(evaluation.result)
     contents = {
-        VERIFICATIONS_FILE: _parquet(evaluation),
+        VERIFICATIONS_FILE: verifications_parquet(
+            evaluation.table, [contest.prompt for contest in evaluation.contests], drafter=evaluation.result.drafter
+        ),
         PROMPTS_FILE: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _prompt_rows(evaluation)).encode(),
         EVIDENCE_FILE: (json.dumps(evidence(evaluation), indent=2) + "\n").encode(),
-        **draw_plots(evaluation.result),
+        **pictures,
+        REPORT_FILE: evaluation_page(evaluation.result, pictures).encode(),
     }
     for name, content in contents.items():
         atomic_write_bytes(folder / name, content)
@@ -52,9 +61,11 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
 
 
 def evidence(evaluation: Evaluation) -> dict[str, Any]:
-    """What stands behind the speed-up and behind `lossless`, as JSON-able values."""
+    """When and where it was measured, and what stands behind the speed-up and behind `lossless`, as JSON-able values."""
     state, timing = evaluation.state, evaluation.timing
     return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
         "timing": None if timing is None else asdict(timing),
         "state_test": {
             "relative_difference": _finite(state.relative),
@@ -76,19 +87,29 @@ def evidence(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _parquet(evaluation: Evaluation) -> bytes:
-    table: VerificationTable = evaluation.table
-    prompts = [contest.prompt for contest in evaluation.contests]
+def verifications_parquet(table: VerificationTable, asked: Sequence[EvalPrompt], *, drafter: str) -> bytes:
+    """A Parquet file with one row a verification, each with what its prompt is.
+
+    Args:
+        table: verifications.
+        asked: the prompts that its indices mean.
+        drafter: for the file's metadata.
+    """
+    prompts = [asked[index] for index in table.prompt.tolist()]
     columns = {
         "prompt": pa.array(table.prompt, pa.int32()),
-        "prompt_id": pa.array([prompts[index].id for index in table.prompt.tolist()], pa.string()),
-        "kind": pa.array([prompts[index].kind for index in table.prompt.tolist()], pa.string()),
+        "prompt_id": pa.array([prompt.id for prompt in prompts], pa.string()),
+        "kind": pa.array([prompt.kind for prompt in prompts], pa.string()),
+        "dataset": pa.array([prompt.dataset for prompt in prompts], pa.string()),
+        "turn": pa.array([prompt.turn for prompt in prompts], pa.int32()),
+        "language": pa.array([prompt.language for prompt in prompts], pa.string()),
+        "domain": pa.array([prompt.domain for prompt in prompts], pa.string()),
         "context_tokens": pa.array(table.context_tokens, pa.int32()),
         "drafted": pa.array(table.drafted, pa.int32()),
         "accepted": pa.array(table.accepted, pa.int32()),
         "counted": pa.array(table.counted, pa.int32()),
     }
-    metadata = {"dflash_schema_version": str(VERIFICATIONS_SCHEMA_VERSION), "drafter": evaluation.result.drafter}
+    metadata = {"dflash_schema_version": str(VERIFICATIONS_SCHEMA_VERSION), "drafter": drafter}
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), sink, compression="zstd")
     content: bytes = sink.getvalue().to_pybytes()
@@ -106,6 +127,10 @@ def _prompt_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
                 "prompt": index,
                 "id": contest.prompt.id,
                 "kind": contest.prompt.kind,
+                "dataset": contest.prompt.dataset,
+                "turn": contest.prompt.turn,
+                "language": contest.prompt.language,
+                "domain": contest.prompt.domain,
                 "prompt_hash": contest.prompt.prompt_hash,
                 "prompt_tokens": len(contest.prompt.prompt_ids),
                 "answer_tokens": len(trace.tokens),

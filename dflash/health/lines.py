@@ -155,7 +155,8 @@ def _repaired(raw: bytes, origin: str) -> StepLine | EventLine | None:
         return None
     if cleaned.get("kind") == "step":
         declared = cleaned.get("nonfinite")
-        cleaned["nonfinite"] = sorted(names.union(declared if isinstance(declared, list) else ()))
+        known = declared if isinstance(declared, list) else ()
+        cleaned["nonfinite"] = sorted(names.union(name for name in known if isinstance(name, str)))
     try:
         return msgspec.convert(cleaned, StepLine | EventLine)
     except msgspec.ValidationError:

@@ -22,9 +22,18 @@ def new_figure(height_inches: float) -> Any:
 
 def png_of(figure: Any) -> bytes:
     """The figure as PNG."""
+    as_written(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def as_written(figure: Any) -> None:
+    """Draw every text as it is: a dollar in somebody's name begins no formula, which could be one that cannot be drawn."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
 
 
 def plain(axes: Any, *, log: bool) -> None:

@@ -48,6 +48,17 @@ class RaggedContext:
         keys, values = self._buffers[layer]
         return keys[:, :tokens], values[:, :tokens]
 
+    def add_rows(self, rows: int) -> None:
+        """So many empty rows behind the others."""
+        self.lengths = self.lengths + [0] * rows
+        self._buffers = {
+            layer: (
+                functional.pad(keys, (0, 0, 0, 0, 0, 0, 0, rows)),
+                functional.pad(values, (0, 0, 0, 0, 0, 0, 0, rows)),
+            )
+            for layer, (keys, values) in self._buffers.items()
+        }
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Only these rows, in this order."""
         self.lengths = [self.lengths[row] for row in rows]

@@ -28,6 +28,13 @@ from dflash.model.gguf import convert_once
 SAMPLE_BYTES = 64
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
+_DTYPES = frozenset(
+    {
+        "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0",
+        "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F16", "BF16", "F32", "F64", "C64",
+    }
+)  # fmt: skip
+"""Types of the format (https://github.com/huggingface/safetensors)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +164,11 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            if outside := [name for name in names if Path(name).name != name or name == ".."]:
+                raise ValueError(f"it names files outside the folder, {outside[:3]}")
+            files = sorted(folder / name for name in names)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TargetError(f"{index} cannot be used: {error}", remedy="download or save the target again") from error
     else:
         files = sorted(folder.glob("*.safetensors"))
@@ -193,8 +203,8 @@ def _read_header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
         if length > HEADER_LIMIT_BYTES:
             raise ValueError(f"header of {length} bytes")
         header = json.loads(stream.read(length))
-        entries = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
-    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
+        entries = [_checked_offsets(entry) for name, entry in header.items() if name != "__metadata__"]
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TargetError(f"{file} is not a safetensors file: {error}", remedy="download or save the target again") from error
     stored, needed = file.stat().st_size, 8 + length + max((end for _, end in entries), default=0)
     if stored != needed:
@@ -202,6 +212,16 @@ def _read_header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
             f"{file} has {stored} bytes, its header asks for {needed}", remedy="the file is cut off or damaged: download it again"
         )
     return header, 8 + length
+
+
+def _checked_offsets(entry: dict[str, Any]) -> tuple[int, int]:
+    """First byte and end of a tensor, if they and its shape are whole numbers that can be meant."""
+    begin, end = entry["data_offsets"]
+    numbers = [begin, end, *entry["shape"]]
+    known = entry["dtype"] in _DTYPES and all(type(number) is int and number >= 0 for number in numbers)
+    if not known or begin > end or math.prod(entry["shape"]) > 8 * (end - begin):  # no element is smaller than a bit
+        raise ValueError(f"a tensor has the type {entry['dtype']}, shape {entry['shape']} and offsets {entry['data_offsets']}")
+    return begin, end
 
 
 def _entries(header: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -39,9 +39,11 @@ from dflash.records.health import (
 from dflash.records.layout import RunPaths
 from dflash.records.log import EventName, EventRecord, MicroBatchRecord, StepRecord
 from dflash.records.probe import ProbeFigures, ProbeOutcome, ProbeRecord
-from dflash.records.result import EvaluationResult, RunSummary
+from dflash.records.registry import RegisteredDrafter, RegisteredEvidence, Ruling
+from dflash.records.result import EvaluationResult, PromptSetEntry, RunSummary
 from dflash.records.rollback import Damage, LedgerLine, RollbackEntry, RollbackPlan, SavedState, SkipRange
 from dflash.records.seal import from_sealed_json, sealed, to_sealed_json, unsealed
+from dflash.records.sweep import RivalRow, RivalTable, SweepCell, SweepResult
 
 __all__ = [
     "BucketStats",
@@ -77,11 +79,17 @@ __all__ = [
     "ProbeOutcome",
     "ProbeRecord",
     "PlantedFault",
+    "PromptSetEntry",
     "QuarantinedRow",
     "Role",
+    "RegisteredDrafter",
+    "RegisteredEvidence",
+    "RivalRow",
+    "RivalTable",
     "RollbackEntry",
     "RollbackPlan",
     "RunPaths",
+    "Ruling",
     "RunSummary",
     "SavedState",
     "Severity",
@@ -89,6 +97,8 @@ __all__ = [
     "SkipRange",
     "SourceEntry",
     "StepRecord",
+    "SweepCell",
+    "SweepResult",
     "TrainerState",
     "UnitRecord",
     "Verdict",

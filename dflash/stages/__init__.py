@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dflash.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from dflash.stages.champion_folder import Champion, champion_of
     from dflash.stages.compare import CompareStage, compare_stage
     from dflash.stages.doctor import doctor_stage
     from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench
@@ -24,25 +25,36 @@ if TYPE_CHECKING:
         prepare_stage,
         view_plan,
     )
+    from dflash.stages.publish import Published, PublishRequest, publish_stage
     from dflash.stages.published import evaluate_published
+    from dflash.stages.reference import ReferenceStage, reference_stage
     from dflash.stages.regenerate import RegenerateStage, regenerate_stage
     from dflash.stages.revive import FlowRuns, Given, Known, Revival, revive_stage
     from dflash.stages.run import Run, list_runs, open_run, reopen_run
+    from dflash.stages.select import SelectStage, select_stage
+    from dflash.stages.served import evaluate_served_stage, serve_command_stage
     from dflash.stages.spread import Spread, build_spread, spread_stage
     from dflash.stages.summary import closing_text, export_checkpoint, load_summary, summarise_stage
+    from dflash.stages.sweep import load_sweep, sweep_stage, sweep_text
     from dflash.stages.train import TrainStage, train_stage
 
 _HOMES = {
+    "Champion": "champion_folder",
+    "champion_of": "champion_folder",
     "DataStage": "prepare",
     "EvaluationBench": "evaluate",
     "PlanStage": "prepare",
     "PlanView": "prepare",
+    "Published": "publish",
+    "PublishRequest": "publish",
+    "ReferenceStage": "reference",
     "RegenerateStage": "regenerate",
     "FlowRuns": "revive",
     "Given": "revive",
     "Known": "revive",
     "Revival": "revive",
     "Run": "run",
+    "SelectStage": "select",
     "Spread": "spread",
     "TrainStage": "train",
     "build_data": "prepare",
@@ -53,6 +65,7 @@ _HOMES = {
     "describe_data": "prepare",
     "doctor_stage": "doctor",
     "evaluate_published": "published",
+    "evaluate_served_stage": "served",
     "evaluate_stage": "evaluate",
     "export_checkpoint": "summary",
     "health_pictures": "health",
@@ -60,33 +73,46 @@ _HOMES = {
     "list_runs": "run",
     "load_report": "health",
     "load_result": "evaluate",
+    "load_sweep": "sweep",
     "load_summary": "summary",
     "open_bench": "evaluate",
     "open_run": "run",
     "plan_stage": "prepare",
     "prepare_stage": "prepare",
+    "publish_stage": "publish",
+    "reference_stage": "reference",
     "regenerate_stage": "regenerate",
     "reopen_run": "run",
     "revive_stage": "revive",
+    "select_stage": "select",
+    "serve_command_stage": "served",
     "spread_stage": "spread",
     "summarise_stage": "summary",
+    "sweep_stage": "sweep",
+    "sweep_text": "sweep",
     "train_stage": "train",
     "view_plan": "prepare",
 }
 """Module of each name."""
 
 __all__ = [
+    "Champion",
+    "champion_of",
     "CompareStage",
     "DataStage",
     "EvaluationBench",
     "PlanStage",
     "PlanView",
+    "Published",
+    "PublishRequest",
+    "ReferenceStage",
     "RegenerateStage",
     "FlowRuns",
     "Given",
     "Known",
     "Revival",
     "Run",
+    "SelectStage",
     "Spread",
     "TrainStage",
     "build_data",
@@ -96,6 +122,7 @@ __all__ = [
     "describe_data",
     "doctor_stage",
     "evaluate_published",
+    "evaluate_served_stage",
     "evaluate_stage",
     "export_checkpoint",
     "health_pictures",
@@ -103,16 +130,23 @@ __all__ = [
     "list_runs",
     "load_report",
     "load_result",
+    "load_sweep",
     "load_summary",
     "open_bench",
     "open_run",
     "plan_stage",
     "prepare_stage",
+    "publish_stage",
+    "reference_stage",
     "regenerate_stage",
     "reopen_run",
     "revive_stage",
+    "select_stage",
+    "serve_command_stage",
     "spread_stage",
     "summarise_stage",
+    "sweep_stage",
+    "sweep_text",
     "train_stage",
     "view_plan",
 ]

@@ -15,13 +15,17 @@ from dflash.data.prepare import load_data
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import CheckpointError, RunStateError
 from dflash.evaluate.candidates import drafter_candidate
-from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts
-from dflash.evaluate.run import evaluate_drafter, require_lossless
+from dflash.evaluate.hardware import describe_machine
+from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts, renderer_of
+from dflash.evaluate.rivals import rival_table
+from dflash.evaluate.run import evaluate_candidates, require_lossless
 from dflash.evaluate.stored import RESULT_FILE, newest_evaluation
+from dflash.evaluate.turns import with_later_turns
 from dflash.evaluate.write import write_evaluation
 from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
 from dflash.records import DataManifest, EvaluationResult, RunPaths, from_json
+from dflash.stages.rivals import with_baselines, write_rivals
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
 from dflash.tracking import evaluation_metrics
@@ -55,7 +59,10 @@ def open_bench(run: Run) -> EvaluationBench:
     target = load_target(
         config.target, target_layer_ids=config.drafter.target_layer_ids, device=torch.device(config.cluster.device)
     )
-    return EvaluationBench(target, prompts, data.manifest, stop_token_ids(tokenizer, config.target))
+    stop_ids = stop_token_ids(tokenizer, config.target)
+    renderer = renderer_of(config, tokenizer)
+    prompts = with_later_turns(target, prompts, renderer=renderer, evaluate=config.evaluate, stop_ids=stop_ids)
+    return EvaluationBench(target, prompts, data.manifest, stop_ids)
 
 
 def evaluate_stage(
@@ -91,13 +98,17 @@ def evaluate_stage(
         step=loaded.manifest.step,
     )
     prompts = bench.prompts[: config.evaluate.untrained_prompts] if which == "untrained" else bench.prompts
-    evaluation = evaluate_drafter(
-        bench.target, candidate, prompts, evaluate=config.evaluate, stop_ids=bench.stop_ids, progress=progress
+    names = config.evaluate.baselines if which == "trained" else ()
+    target, candidates = with_baselines(run, bench.target, candidate, names=names)
+    evaluation, *baselines = evaluate_candidates(
+        target, candidates, prompts, evaluate=config.evaluate, stop_ids=bench.stop_ids, progress=progress
     )
+    rivals = rival_table(evaluation, baselines, evaluate=config.evaluate, machine=describe_machine()) if baselines else None
     folder = run.paths.eval_dir / f"{which}-step-{loaded.manifest.step}"
-    files = write_evaluation(evaluation, folder)
+    files = [*write_evaluation(evaluation, folder), *write_rivals(rivals, folder)]
     tracker = tracker_of(run)
-    tracker.log_metrics(evaluation_metrics(evaluation.result), step=loaded.manifest.step)
+    for each in (evaluation, *baselines):
+        tracker.log_metrics(evaluation_metrics(each.result), step=loaded.manifest.step)
     for file in files:
         tracker.log_artifact(file, f"eval/{folder.name}")
     require_lossless(evaluation.result)

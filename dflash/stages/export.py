@@ -13,7 +13,7 @@ from dflash.errors import CheckpointError, DrafterError, RunStateError
 from dflash.model.drafter import Drafter
 from dflash.model.export import ImportedDrafter, describe_export, export_drafter, import_drafter
 from dflash.model.export_audit import audit_folder
-from dflash.model.export_fields import DtypeName, LayoutName
+from dflash.model.export_fields import DrafterDescription, DtypeName, LayoutName
 from dflash.model.export_files import CONFIG_NAME as HF_CONFIG_NAME
 from dflash.model.export_files import read_json
 from dflash.model.export_layouts import LAYOUTS, Layout, layout_of
@@ -47,19 +47,26 @@ def export_stage(source: Path, *, output: Path, layout: LayoutName, dtype: Dtype
         RunStateError, CheckpointError, DrafterError: no such checkpoint, it is damaged, or the layout cannot express it.
     """
     checkpoint = source if (source / "manifest.json").is_file() else newest_checkpoint(RunPaths(source))
-    config = _config_of(checkpoint)
+    config = config_of(checkpoint)
     chosen: DtypeName = dtype or ("float32" if config.cluster.device == "cpu" else "bfloat16")
     step = read_manifest(checkpoint).step
-    return Exported(write_checkpoint(config, checkpoint, output=output, layout=layout, dtype=chosen), layout, chosen, step)
+    name = config.target.path
+    written = write_checkpoint(config, checkpoint, output=output, layout=layout, dtype=chosen, target_name=name)
+    return Exported(written, layout, chosen, step)
 
 
-def write_checkpoint(config: Config, checkpoint: Path, *, output: Path, layout: LayoutName, dtype: DtypeName) -> Path:
-    """Write a checkpoint's drafter in a published layout, audited and re-imported; returns the folder."""
+def write_checkpoint(
+    config: Config, checkpoint: Path, *, output: Path, layout: LayoutName, dtype: DtypeName, target_name: str
+) -> Path:  # fmt: skip
+    """Write a checkpoint's drafter in a published layout, audited and re-imported; returns the folder.
+
+    `target_name` is what the written configuration calls the target, where the layout has a place for it.
+    """
     loaded = load_checkpoint(checkpoint)
     info = read_target_info(config.target)
     drafter = Drafter(config.drafter, target_hidden_size=info.hidden_size)
     drafter.load_state_dict(loaded.drafter)
-    description = describe_export(config.drafter, info, mask_token_id=loaded.manifest.mask_token_id, target_name=config.target.path)
+    description = describe_export(config.drafter, info, mask_token_id=loaded.manifest.mask_token_id, target_name=target_name)
     tables = frozen_tables(Path(info.location)) if LAYOUTS[layout].stores_tables else None
     return export_drafter(drafter, output, description=description, layout=layout, dtype=dtype, tables=tables)
 
@@ -114,7 +121,11 @@ def check_same_target(imported: ImportedDrafter, info: TargetInfo) -> None:
     Raises:
         RunStateError: vocabulary, width or number of layers differ; the message names all of them.
     """
-    description = imported.description
+    check_described(imported.description, info)
+
+
+def check_described(description: DrafterDescription, info: TargetInfo) -> None:
+    """The same for a drafter of which only the description was read."""
     pairs = {
         "vocabulary": (description.vocab_size, info.vocab_size),
         "hidden size": (description.target_hidden_size, info.hidden_size),
@@ -158,7 +169,12 @@ def newest_checkpoint(paths: RunPaths) -> Path:
     return paths.checkpoint(step)
 
 
-def _config_of(checkpoint: Path) -> Config:
+def config_of(checkpoint: Path) -> Config:
+    """The configuration of the run that a checkpoint lies in.
+
+    Raises:
+        RunStateError: it lies in no run's folder.
+    """
     file = checkpoint.parent.parent / CONFIG_FILE
     if not file.is_file():
         raise RunStateError(

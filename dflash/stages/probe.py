@@ -117,6 +117,24 @@ class _Bench:
     mask_token_id: int
 
 
+def probe_prompts(run: Run) -> tuple[list[EvalPrompt], int]:
+    """The prompts of a run's probes, and the data set's mask token.
+
+    They are held-out prompts that the final evaluation does not use, or where there are no more, its last ones.
+    """
+    config, wanted = run.config, run.config.probe.num_prompts
+    more = config.evaluate.model_copy(update={"num_prompts": config.evaluate.num_prompts + wanted})
+    pointer = read_data_pointer(run.paths)
+    data = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes")
+    prompts = load_eval_prompts(
+        config.model_copy(update={"evaluate": more}),
+        tokenizer=load_tokenizer(config.target),
+        manifest=data.manifest,
+        store=data.store,
+    )
+    return prompts[-wanted:], data.manifest.mask_token_id
+
+
 class _Prober:
     """Probes one run; the target is loaded for the first probe."""
 
@@ -190,19 +208,8 @@ class _Prober:
 
     @cached_property
     def _prompts(self) -> list[EvalPrompt]:
-        """Held-out prompts that the final evaluation does not use, or where there are no more, its last ones."""
-        config, wanted = self._run.config, self._run.config.probe.num_prompts
-        more = config.evaluate.model_copy(update={"num_prompts": config.evaluate.num_prompts + wanted})
-        pointer = read_data_pointer(self._run.paths)
-        data = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes")
-        self._mask_token_id = data.manifest.mask_token_id
-        prompts = load_eval_prompts(
-            config.model_copy(update={"evaluate": more}),
-            tokenizer=load_tokenizer(config.target),
-            manifest=data.manifest,
-            store=data.store,
-        )
-        return prompts[-wanted:]
+        prompts, self._mask_token_id = probe_prompts(self._run)
+        return prompts
 
     @cached_property
     def _bench(self) -> _Bench:

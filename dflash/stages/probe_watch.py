@@ -20,6 +20,7 @@ from typing import Any, Final
 from dflash.checkpoint import (
     BEST,
     ProbeFile,
+    ProbesHeldError,
     best_checkpoint,
     current_states,
     hold_probes,
@@ -70,6 +71,7 @@ class ProbeWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._child = _Child(run.paths, timeout_s=run.config.probe.timeout_s, niceness=run.config.probe.niceness)
+        self._flow = _Patience(run.config.probe.timeout_s)
         self._taken: set[tuple[int, int, str]] | None = None
         self._file = ProbeFile(run.paths.probes)
         self._wanted = False
@@ -100,11 +102,10 @@ class ProbeWatch:
         if seen != self._seen:
             known = outcomes(records)
             self._wanted = any(checkpoint_key(paths, step) not in known for step in due_steps(paths, self._run.config))
-        self._child.tick(wanted=self._wanted, lines=len(records))
-        if self._child.is_hopeless:
-            with hold_probes(paths) as writer:
-                give_up(self._run, writer, reason=f"its process died {_STARTS_WITHOUT_A_WORD} times, see {paths.probe_output.name}")
-            self._child.hope_again()
+        if self._run.config.probe.runner == "supervisor":
+            self._see_to_child(lines=len(records))
+        elif self._flow.is_overdue(wanted=self._wanted, lines=len(records)):
+            self._give_up_on_flow()
         if seen != self._seen:
             new = [record for record in outcomes(records).values() if _identity(record) not in self._taken_in()]
             for record in sorted(new, key=lambda record: record.at):
@@ -112,6 +113,22 @@ class ProbeWatch:
             if records:
                 self._choose_best(records)
             self._seen = seen
+
+    def _see_to_child(self, *, lines: int) -> None:
+        paths = self._run.paths
+        self._child.tick(wanted=self._wanted, lines=lines)
+        if self._child.is_hopeless:
+            with hold_probes(paths) as writer:
+                give_up(self._run, writer, reason=f"its process died {_STARTS_WITHOUT_A_WORD} times, see {paths.probe_output.name}")
+            self._child.hope_again()
+
+    def _give_up_on_flow(self) -> None:
+        """No flow run has begun for as long as a probe may take: the verdicts wait no longer."""
+        try:
+            with hold_probes(self._run.paths) as writer:
+                give_up(self._run, writer, reason="no flow run has probed it (is the automation installed, and a worker up?)")
+        except ProbesHeldError:
+            logger.debug("a flow run is probing: waiting on")
 
     def _glance(self) -> object:
         """What everything here comes from, cheaply: while it stays the same, nothing else is due, and the best stays the best."""
@@ -168,6 +185,26 @@ class ProbeWatch:
 
     def _is_better(self, new: ProbeFigures, old: ProbeFigures) -> bool:
         return paired_gain(new, old, evaluate=self._run.config.evaluate)[0] > 0
+
+
+class _Patience:
+    """How long somebody else has been waited for who was to write a line."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._lines = 0
+        self._word_at_s = time.monotonic()
+
+    def is_overdue(self, *, wanted: bool, lines: int) -> bool:
+        """Whether something has been wanted for the whole time limit without a new line; asking again begins a new wait."""
+        now_s = time.monotonic()
+        if not wanted or lines != self._lines or now_s - self._word_at_s <= self._timeout_s:
+            if not wanted or lines != self._lines:
+                self._word_at_s = now_s
+            self._lines = lines
+            return False
+        self._word_at_s = now_s
+        return True
 
 
 class _Child:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dflash.evaluate.candidates import drafter_candidate
-from dflash.evaluate.run import evaluate_drafter, require_lossless
+from dflash.evaluate.run import Evaluation, evaluate_drafter, require_lossless
 from dflash.evaluate.write import write_evaluation
 from dflash.model.export import import_drafter
 from dflash.records import EvaluationResult
@@ -37,6 +37,14 @@ def evaluate_published(run: Run, folder: Path, *, progress: Callable[[str, int, 
         DrafterError, RunStateError: the folder is incomplete or belongs to another target.
         NotLosslessError: speculative and plain decoding disagree.
     """
+    evaluation = measure_published(run, folder, progress=progress)
+    write_evaluation(evaluation, run.paths.eval_dir / f"{LABEL}-{folder.resolve().name}")
+    require_lossless(evaluation.result)
+    return evaluation.result
+
+
+def measure_published(run: Run, folder: Path, *, progress: Callable[[str, int, int], None]) -> Evaluation:
+    """The same without a trace: nothing is written, and what is not lossless is left to the caller."""
     info = target_at(run.config.target.location)
     published = import_drafter(folder, tables=tables_of(info, stored_in(folder)))
     check_same_target(published, info)
@@ -51,9 +59,6 @@ def evaluate_published(run: Run, folder: Path, *, progress: Callable[[str, int, 
         label=LABEL,
         step=None,
     )
-    evaluation = evaluate_drafter(
+    return evaluate_drafter(
         bench.target, candidate, bench.prompts, evaluate=config.evaluate, stop_ids=bench.stop_ids, progress=progress
     )
-    write_evaluation(evaluation, run.paths.eval_dir / f"{LABEL}-{folder.resolve().name}")
-    require_lossless(evaluation.result)
-    return evaluation.result

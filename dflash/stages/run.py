@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,8 +73,8 @@ def open_run(config: Config) -> Run:
     return Run(paths=paths, config=config, resumed=False)
 
 
-def reopen_run(run_dir: str | Path) -> Run:
-    """Open an existing run's folder with the configuration it was made from.
+def reopen_run(run_dir: str | Path, *, overrides: Sequence[str] = ()) -> Run:
+    """Open an existing run's folder with the configuration it was made from, and dotted overrides for this call alone.
 
     Raises:
         RunStateError: the folder is not a run.
@@ -81,7 +82,7 @@ def reopen_run(run_dir: str | Path) -> Run:
     paths = RunPaths(Path(run_dir))
     if not paths.config.is_file():
         raise RunStateError(f"{paths.root} is not a run: it has no config.yaml", remedy="give a folder such as runs/demo-001")
-    return Run(paths=paths, config=load_config(paths.config), resumed=True)
+    return Run(paths=paths, config=load_config(paths.config, overrides=overrides), resumed=True)
 
 
 def newest_run(config: Config) -> str | None:

@@ -14,7 +14,9 @@ from dflash.records import RunPaths, RunSummary, from_json, to_json
 from dflash.stages.evaluate import load_result
 from dflash.stages.export import write_checkpoint
 from dflash.stages.health import health_pictures, health_stage
+from dflash.stages.rivals import load_rivals
 from dflash.stages.run import Run, read_reused
+from dflash.stages.sweep import load_sweep
 from dflash.stages.tracking import tracker_of
 from dflash.storage import atomic_write_text
 from dflash.train.follow import LogFollower
@@ -51,7 +53,10 @@ def summarise_stage(run: Run) -> RunSummary:
 def export_checkpoint(run: Run, checkpoint: Path) -> Path:
     """Write a checkpoint's drafter into `export/` in the published layout, audited and re-imported."""
     dtype: DtypeName = "float32" if run.config.cluster.device == "cpu" else "bfloat16"
-    return write_checkpoint(run.config, checkpoint, output=run.paths.export_dir, layout="zlab", dtype=dtype)
+    target = run.config.target.path
+    return write_checkpoint(
+        run.config, checkpoint, output=run.paths.export_dir, layout="zlab", dtype=dtype, target_name=target
+    )  # fmt: skip
 
 
 def load_summary(run_dir: str | Path) -> RunSummary:
@@ -92,14 +97,21 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
     follower = LogFollower(paths.log)
     follower.poll()
     busy, advice = read_account(paths)
+    sweep = load_sweep(paths)
+    interval, survival = trained.acceptance_ci, trained.survival_per_position
+    if interval is None or survival is None:
+        raise RunStateError(
+            f"the trained evaluation of {paths.root} lacks its interval or its positions",
+            remedy=f"evaluate again: python -m dflash evaluate {paths.root}",
+        )
     return RunSummary(
         run=paths.root.name,
         acceptance_length=trained.acceptance_length,
         acceptance_length_untrained=untrained.acceptance_length,
-        acceptance_ci95=trained.acceptance_ci,
-        acceptance_per_position=trained.survival_per_position,
+        acceptance_ci95=interval,
+        acceptance_per_position=survival,
         speedup=trained.speedup,
-        lossless=trained.lossless and untrained.lossless,
+        lossless=bool(trained.lossless and untrained.lossless),
         padding_efficiency=plan.padding_efficiency,
         longest_bucket_run=plan.longest_bucket_run,
         feature_wait_frac=follower.wait_frac(),
@@ -111,6 +123,9 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
         mlflow_run_id=mlflow_run_id,
         stage_busy_frac=busy,
         split_advice=advice,
+        warnings=trained.warnings,
+        baselines=load_rivals(paths),
+        best_setting=None if sweep is None or sweep.step != step else sweep.best,
     )
 
 

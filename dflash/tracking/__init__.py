@@ -2,9 +2,10 @@
 
 from dflash.tracking.forward import LogForwarder
 from dflash.tracking.history import read_history
-from dflash.tracking.names import evaluation_metrics, step_metrics
+from dflash.tracking.names import evaluation_metrics, step_metrics, sweep_metrics
 from dflash.tracking.open import open_tracker, store_uri
 from dflash.tracking.redact import redact_text
+from dflash.tracking.registry import Registry, Version
 from dflash.tracking.state import load_state
 from dflash.tracking.tracker import MlflowTracker, NullTracker, Tracker
 
@@ -12,7 +13,9 @@ __all__ = [
     "LogForwarder",
     "MlflowTracker",
     "NullTracker",
+    "Registry",
     "Tracker",
+    "Version",
     "evaluation_metrics",
     "load_state",
     "open_tracker",
@@ -20,4 +23,5 @@ __all__ = [
     "redact_text",
     "step_metrics",
     "store_uri",
+    "sweep_metrics",
 ]

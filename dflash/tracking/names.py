@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from dflash.records import EvaluationResult
+from dflash.records import EvaluationResult, SweepResult
 
 TAG_GROUP = "group"
 TAG_SEGMENT = "segment"
@@ -18,6 +18,11 @@ TAG_RUN = "run"
 TAG_PARENT_RUN = "parent_run"
 TAG_ROLLED_BACK_TO = "rolled_back_to_step"
 TAG_ABANDONED_FOR = "abandoned_for_segment"
+
+CHAMPION = "champion"
+"""Alias of the best version of a registered model."""
+TAG_DRAFTER = "drafter_sha256"
+TAG_PATH = "artifact_path"
 
 TRAIN_LOSS = "train/loss"
 TRAIN_SKIPPED = "train/skipped"
@@ -50,6 +55,15 @@ EVAL_FIELDS = {
     "speedup": "speedup",
     "plain_s_per_token": "plain_s_per_token",
     "speculative_s_per_token": "speculative_s_per_token",
+    "acceptance_length_untruncated": "acceptance_length_untruncated",
+    "target_frac": "target_frac",
+    "drafter_frac": "drafter_frac",
+    "other_frac": "other_frac",
+    "differing_prompts": "differing_prompts",
+    "near_tie_prompts": "near_tie_prompts",
+    "divergence_frac": "divergence_frac",
+    "lossless": "lossless",
+    "batch_size": "batch_size",
 }
 """Field of an evaluation -> metric, under `eval/<drafter>/`."""
 
@@ -83,14 +97,40 @@ def probe_metrics(details: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+SET_METRICS = ("acceptance_length", "acceptance_length_macro", "speedup", "speculative_tokens_per_s")
+"""What is filed for each of several prompt sets, under `eval/<drafter>/<set>/`."""
+
+
 def evaluation_metrics(result: EvaluationResult) -> dict[str, float]:
-    """Metrics of one evaluation, under `eval/<drafter>/`: headline, interval, losslessness, one a position."""
+    """Metrics of one evaluation, under `eval/<drafter>/`: headline, intervals, speed, losslessness, positions, prompt sets."""
     prefix = f"eval/{result.drafter}"
     metrics = {
         f"{prefix}/{name}": float(value) for field, name in EVAL_FIELDS.items() if (value := getattr(result, field)) is not None
     }
-    metrics[f"{prefix}/acceptance_ci_low"], metrics[f"{prefix}/acceptance_ci_high"] = result.acceptance_ci
-    metrics[f"{prefix}/lossless"] = float(result.lossless)
-    for position, survival in enumerate(result.survival_per_position, start=1):
+    for name, interval in (("acceptance_ci", result.acceptance_ci), ("speedup_ci", result.speedup_ci)):
+        if interval is not None:
+            metrics[f"{prefix}/{name}_low"], metrics[f"{prefix}/{name}_high"] = interval
+    for name, s_per_token in (("plain", result.plain_s_per_token), ("speculative", result.speculative_s_per_token)):
+        if s_per_token:
+            metrics[f"{prefix}/{name}_tokens_per_s"] = 1.0 / s_per_token
+    for position, survival in enumerate(result.survival_per_position or (), start=1):
         metrics[f"{prefix}/survival_at_{position}"] = survival
+    for position, accepted in enumerate(result.conditional_per_position or (), start=1):
+        metrics[f"{prefix}/conditional_at_{position}"] = accepted
+    sets = result.slices.get("dataset", {})
+    if len(sets) > 1:
+        for name, part in sets.items():
+            metrics |= {f"{prefix}/{name}/{metric}": float(part[metric]) for metric in SET_METRICS if metric in part}
     return metrics
+
+
+def sweep_metrics(result: SweepResult) -> dict[str, float]:
+    """Metrics of a sweep's best setting, under `sweep/best/`."""
+    best = result.best
+    return {
+        "sweep/best/block_size": float(best.block_size),
+        "sweep/best/batch_size": float(best.batch_size),
+        "sweep/best/temperature": best.temperature,
+        "sweep/best/tokens_per_s": best.tokens_per_s,
+        "sweep/best/speedup": best.speedup,
+    }

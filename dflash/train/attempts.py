@@ -101,8 +101,9 @@ def attempts(paths: RunPaths) -> list[Attempt]:
 
 
 def read_attempt(paths: RunPaths, flow_run: str) -> Attempt | None:
-    """The note of one flow run; None if there is none."""
-    return _read(Attempt, paths.attempts_dir / f"{flow_run}.json")
+    """The note of one flow run; None if there is none, or one of another: file names are made from it."""
+    found = _read(Attempt, paths.attempts_dir / f"{flow_run}.json")
+    return found if found is not None and found.flow_run == flow_run else None
 
 
 def end_of(paths: RunPaths, flow_run: str) -> AttemptEnd | None:

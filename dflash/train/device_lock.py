@@ -8,8 +8,10 @@ the name it has in CUDA_VISIBLE_DEVICES, or by its number without that; two name
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -56,6 +58,9 @@ def hold_devices(cluster: ClusterConfig, *, run: str) -> Iterator[None]:
 def _hold(path: Path, name: str, run: str, held: ExitStack) -> None:
     descriptor = _open(path)
     held.callback(os.close, descriptor)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+        raise _planted(path)
     with suppress(PermissionError):  # another user's file has its rights already
         os.fchmod(descriptor, _EVERYONE_WRITES)
     try:
@@ -71,11 +76,25 @@ def _hold(path: Path, name: str, run: str, held: ExitStack) -> None:
 
 
 def _open(path: Path) -> int:
+    # The folder is everybody's: a link in it could lead to a file of ours, which would be opened to everybody and cut to nothing.
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        # Not with O_CREAT: the kernel refuses that for another user's file in a sticky folder (fs.protected_regular).
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _EVERYONE_WRITES)
+        try:
+            # Not with O_CREAT: the kernel refuses that for another user's file in a sticky folder (fs.protected_regular).
+            return os.open(path, flags)
+        except FileNotFoundError:
+            return os.open(path, flags | os.O_CREAT, _EVERYONE_WRITES)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _planted(path) from error
+        raise
+
+
+def _planted(path: Path) -> DeviceError:
+    return DeviceError(
+        f"{path} is no lock file but a link or something else that somebody has put there",
+        remedy=f"look at who owns it and remove it, or name a folder of your own in {LOCK_DIR_VARIABLE}",
+    )
 
 
 def _folder() -> Path:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 OBSERVING_KEYS = (
     "run.name", "run.root", "cluster.targets_per_replica", "cluster.share_device", "cluster.shard", "cluster.device_memory_bytes",
     "cluster.nodes", "cluster.rendezvous", "cluster.network_interface", "cluster.collective_timeout_s",
-    "health.", "rollback.", "evaluate.", "probe.", "tracking.", "drill.", "checkpoint.", "train.queues.",
+    "health.", "rollback.", "evaluate.", "probe.", "publish.", "tracking.", "drill.", "checkpoint.", "train.queues.",
     "train.max_nonfinite_in_row", "train.heartbeat_s", "train.log_heartbeat_s",
     "train.max_restarts", "train.restart_", "train.stall_s",
     "target.local_files_only", "data.reader.", "data.runner", "data.workers", "data.store",

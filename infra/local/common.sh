@@ -1,6 +1,7 @@
+# shellcheck shell=bash disable=SC2034
 # Shared by up and down: where things are, and processes known by pid AND start time, so that a recycled pid is never touched.
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-cd "$ROOT"
+cd "$ROOT" || exit 1
 
 BIN="${DFLASH_BIN:-$ROOT/.venv/bin}"
 STATE="${DFLASH_LOCAL_DIR:-$ROOT/.local}"
@@ -10,7 +11,8 @@ RUNS="${DFLASH_RUNS_DIR:-$ROOT/runs}"
 API="http://127.0.0.1:$PREFECT_PORT/api"
 MLFLOW="http://127.0.0.1:$MLFLOW_PORT"
 # Started in this order, stopped in the opposite one.
-SERVICES=(prefect-server mlflow worker-train worker-health)
+SERVICES=(postgres s3 prefect-server mlflow worker-train worker-health)
+SERVER_ENV="$STATE/server.env" CLIENT_ENV="$STATE/client.env"
 
 export PREFECT_API_URL="$API" PREFECT_UI_API_URL="$API"
 export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 MLFLOW_DISABLE_TELEMETRY=true
@@ -26,8 +28,4 @@ pid_of() { # pid of a service that runs, empty otherwise
   [[ -f "$file" ]] || return 0
   read -r pid started <"$file"
   [[ -n "$started" && "$(start_time_of "$pid")" == "$started" ]] && echo "$pid" || true
-}
-
-children_of() { # living direct children of a process
-  cat /proc/[0-9]*/stat 2>/dev/null | sed 's/ (.*) / /' | awk -v parent="$1" '$2 != "Z" && $3 == parent { print $1 }' || true
 }

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from tests.flows.fake_stages import FakeStages
 
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
+    # Brings the server's packages, seconds that only the process that runs these tests has to pay.
+    from prefect.testing.utilities import prefect_test_harness
+
     with prefect_test_harness(server_startup_timeout=120):
         yield
 

@@ -144,8 +144,8 @@ def test_a_state_is_given_once_and_whatever_the_present_one_is(flow_run: str) ->
 
 
 def test_the_automation_is_installed_once_and_brought_up_to_date() -> None:
-    assert install(90) == f"created: {ZOMBIES}"
-    assert install(60) == f"up to date: {ZOMBIES}"
+    assert install(zombie_automation(90)) == f"created: {ZOMBIES}"
+    assert install(zombie_automation(60)) == f"up to date: {ZOMBIES}"
     with get_client(sync_client=True) as client:
         (known,) = client.read_automations_by_name(ZOMBIES)
     assert known.trigger.within == timedelta(seconds=60)

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from dflash.config import Config, TargetConfig
 from dflash.data.prepare import PreparedData
@@ -40,6 +39,9 @@ def remote() -> Iterator[str]:
     with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name, value in environment(endpoint).items():
             patch.setenv(name, value)
+        # Brings the server's packages, seconds that only the process that runs these tests has to pay.
+        from prefect.testing.utilities import prefect_test_harness
+
         with prefect_test_harness(server_startup_timeout=120):
             yield f"s3://{BUCKET}/{uuid4().hex}"
 
@@ -112,7 +114,7 @@ def test_two_workers_and_s3_give_the_bytes_of_the_local_build(
     assert steps[-1] == ("bucket", FILES * (ROWS + 1), FILES * (ROWS + 1))
     assert listened <= {"127.0.0.1", "::ffff:127.0.0.1"}
     left = [process for process in family() if process not in before and process.is_running() and process.status() != "zombie"]
-    psutil.wait_procs(left, timeout=20)
+    psutil.wait_procs(left, timeout=60)
     assert not [process for process in left if process.is_running()], "the cluster has ended with the data set"
     assert build_data(settings, progress=QUIET).reused, "without a cluster, what is built is found"
 

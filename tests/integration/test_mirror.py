@@ -24,7 +24,7 @@ from tests.support.s3_server import BUCKET, point_to, s3_server
 from tests.support.tiny_run import TinyRun, build_tiny_run
 from tests.support.trainer_process import final_hashes, live_steps, numbers_of, train_to_end
 
-LONG = ("train.epochs=60", "checkpoint.interval_steps=10", "train.accumulation_steps=2")
+LONG = ("train.epochs=36", "checkpoint.interval_steps=10", "train.accumulation_steps=2")
 
 
 @pytest.fixture(scope="module")

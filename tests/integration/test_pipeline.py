@@ -13,9 +13,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dflash.cli import main
 from dflash.errors import EXIT_BLIND, EXIT_USER_ERROR
 from dflash.records import RunSummary, from_json
 from dflash.stages import load_report, load_result, reopen_run
+from tests.support.planted_secrets import PLANTED, find_planted
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +38,28 @@ SMALL = (
 
 def dflash(*arguments: str, expect: int = 0) -> Any:
     """Run a command in its own process and return its JSON."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))} | {"OMP_NUM_THREADS": "1"}
+    environment = (
+        {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))} | {"OMP_NUM_THREADS": "1"} | PLANTED
+    )
     command = [sys.executable, "-m", "dflash", *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == expect, done.stderr
     return json.loads(done.stdout)
+
+
+def in_this_process(capsys: pytest.CaptureFixture[str], *arguments: str, expect: int = 0) -> Any:
+    """Run a command that already had a process of its own here, or elsewhere, without paying for its imports again."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_"))]:
+            patch.delenv(name)
+        for name, value in PLANTED.items():
+            patch.setenv(name, value)
+        patch.chdir(ROOT)
+        capsys.readouterr()
+        code = main([*arguments, "--json"])
+        said = capsys.readouterr()
+        assert code == expect, said.err
+        return json.loads(said.out)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +99,14 @@ def test_every_step_of_the_plan_is_in_the_log_exactly_once(finished: Path) -> No
     assert len(first_epoch) == len(set(first_epoch))
 
 
-def test_the_health_report_says_what_it_checked(finished: Path) -> None:
+def test_the_health_report_says_what_it_checked(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = load_report(reopen_run(finished).paths)
     assert report.records == 24
     assert {"non-finite", "loss spike", "step integrity"} <= {detector.detector for detector in report.detectors}
     assert (finished / "health/report.html").stat().st_size > 1000
     # 24 steps are too few for any bucket's baseline: blind is not healthy, and has an exit code of its own.
     assert report.verdict == "blind"
-    assert dflash("health", str(finished), expect=EXIT_BLIND)["verdict"] == "blind"
+    assert in_this_process(capsys, "health", str(finished), expect=EXIT_BLIND)["verdict"] == "blind"
 
 
 def test_checkpoints_end_up_judged_and_the_export_is_the_last_one(finished: Path) -> None:
@@ -109,7 +128,9 @@ def test_the_evaluation_keeps_one_row_a_verification(finished: Path) -> None:
     assert sum(table.column("accepted").to_pylist()) == result.accepted
 
 
-def test_a_second_run_reuses_the_data_and_gives_the_same_losses(finished: Path, root: Path) -> None:
+def test_a_second_run_reuses_the_data_and_gives_the_same_losses(
+    finished: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     again = dflash("train", "configs/demo.yaml", f"run.root={root}", *SMALL)
     assert Path(again["run"]).name == "demo-002"
     assert json.loads((Path(again["run"]) / "reused.json").read_text())[0].startswith("data set")
@@ -119,7 +140,7 @@ def test_a_second_run_reuses_the_data_and_gives_the_same_losses(finished: Path, 
         return [line["ce"] for line in lines if line["kind"] == "step"]
 
     assert losses(finished) == losses(Path(again["run"])), "training is deterministic on a CPU"
-    dflash("evaluate", again["run"])
+    in_this_process(capsys, "evaluate", again["run"])
     compared = dflash("compare", str(finished), again["run"])
     assert compared["runs"] == ["demo-001", "demo-002"]
     assert compared["acceptance"]["all"]["demo-001"] == compared["acceptance"]["all"]["demo-002"]
@@ -127,13 +148,20 @@ def test_a_second_run_reuses_the_data_and_gives_the_same_losses(finished: Path, 
     assert (finished.parent / "comparisons/demo-001-vs-demo-002/comparison.html").stat().st_size > 10_000
 
 
-def test_a_flipped_byte_in_a_checkpoint_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
+def test_nothing_that_is_written_tells_a_secret_of_the_environment(finished: Path) -> None:
+    assert (finished.parent / "mlflow.db").is_file()
+    assert find_planted(finished.parent, secrets=PLANTED) == []
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_refused_by_name(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damaged = Path(shutil.copytree(finished / "checkpoints/step-24", tmp_path / "step-24"))
     weights = bytearray((damaged / "drafter.safetensors").read_bytes())
     weights[-1] ^= 1
     (damaged / "drafter.safetensors").write_bytes(weights)
     before = sorted(finished.rglob("*"))
-    error = dflash("evaluate", str(finished), "--checkpoint", str(damaged), expect=EXIT_USER_ERROR)
+    error = in_this_process(capsys, "evaluate", str(finished), "--checkpoint", str(damaged), expect=EXIT_USER_ERROR)
     assert error["error"] == "CheckpointError"
     assert "drafter.safetensors" in error["what"]
     assert sorted(finished.rglob("*")) == before, "nothing half-written"

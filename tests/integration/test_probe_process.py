@@ -68,7 +68,7 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_next_one_goes_on(tmp_path:
             assert not prober.net_connections()
         finally:
             supervisor.send_signal(signal.SIGKILL)
-    prober.wait(timeout=10)
+    prober.wait(timeout=60)
     assert not prober.is_running()
     assert logged(run.paths) == [20]
 

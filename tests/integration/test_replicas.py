@@ -88,7 +88,7 @@ def test_the_log_names_every_ranks_batches_and_waits_and_is_written_once(two: Ti
     assert "CPU" in finish["details"]["advice"]
 
 
-@pytest.mark.parametrize(("rank", "operation"), [(0, "manifest"), (0, "rename")])
+@pytest.mark.parametrize(("rank", "operation"), [pytest.param(0, "manifest", marks=pytest.mark.full), (0, "rename")])
 def test_a_killed_rank_ends_the_others_and_the_resumed_run_is_exact(root: Path, two: TinyRun, rank: int, operation: str) -> None:
     run = new_run(root, *TWO)
     processes = start_ranks(run, kill_at=KillAt(operation, 3), kill_rank=rank)

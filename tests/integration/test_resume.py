@@ -64,10 +64,10 @@ def test_two_uninterrupted_runs_are_bit_identical(run: TinyRun, reference: TinyR
     "kill_at",
     [
         KillAt("prepare", 1),
-        KillAt("optimizer", 2),
+        pytest.param(KillAt("optimizer", 2), marks=pytest.mark.full),
         KillAt("manifest", SAVES_BEFORE_THE_END),
         KillAt("rename", 2),
-        KillAt("sync folder", 3),
+        pytest.param(KillAt("sync folder", 3), marks=pytest.mark.full),
         KillAt("pointer", 2),
     ],
     ids=lambda kill_at: f"{kill_at.operation}-{kill_at.occurrence}",
@@ -78,7 +78,7 @@ def test_sigkill_inside_a_save_changes_nothing(run: TinyRun, reference: TinyRun,
     assert_trained_alike(run, reference)
 
 
-@pytest.mark.parametrize("step", [1, 7, 20])
+@pytest.mark.parametrize("step", [1, pytest.param(7, marks=pytest.mark.full), 20])
 def test_sigkill_between_steps_changes_nothing(run: TinyRun, reference: TinyRun, step: int) -> None:
     process = start_trainer(run)
     wait_until_logged(run, step, process=process)
@@ -125,7 +125,7 @@ def test_sigterm_saves_and_the_next_start_continues_from_there(run: TinyRun, ref
 
 
 def test_a_full_disk_costs_saves_and_neither_steps_nor_records(root: Path) -> None:
-    overrides = ("train.epochs=60", "checkpoint.interval_steps=2", "checkpoint.retry_s=0.01")
+    overrides = ("train.epochs=30", "checkpoint.interval_steps=2", "checkpoint.retry_s=0.01")
     quiet, run = trained_run(root, *overrides), new_run(root, *overrides)
     process = start_trainer(run)
     wait_until_logged(run, 6, process=process)

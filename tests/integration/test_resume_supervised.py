@@ -48,7 +48,7 @@ except DflashError as error:
     sys.exit(error.exit_code)
 """
 
-LONG = ("train.epochs=60", "checkpoint.interval_steps=10", "train.accumulation_steps=2")
+LONG = ("train.epochs=36", "checkpoint.interval_steps=10", "train.accumulation_steps=2")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.support.tiny_run import TinyRun, build_tiny_run
 from tests.support.trainer_process import end_of, log_lines, start_ranks
 
 COMMON = ("checkpoint.interval_steps=10", "train.accumulation_steps=1", "cluster.replicas=2", "train.restart_wait_s=0.1")
-LONG = (*COMMON, "train.epochs=60")
+LONG = (*COMMON, "train.epochs=36")
 ORPHAN_LIMIT_S = 10.0
 
 SUPERVISOR = """

@@ -114,7 +114,7 @@ def test_as_many_requests_as_configured_are_in_flight(tmp_path: Path) -> None:
 
     def meet(number: int, body: dict[str, Any]) -> None:
         if PROBES <= number < PROBES + 4:
-            together.wait(20)  # raises if the others do not come
+            together.wait(60)  # raises if the others do not come
 
     with serving(fault=meet) as server, answerer(server) as engine:
         run(engine, corpus(), tmp_path / "j")

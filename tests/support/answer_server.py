@@ -87,14 +87,25 @@ class AnswerServer:
         self._server.server_close()
         self._thread.join()
 
+    def page(self, path: str) -> Any:
+        """What another address than `/v1/models` shows, as JSON or bytes; None if there is nothing."""
+
+    def takes(self, path: str) -> bool:
+        """Whether prompts may be sent to this path."""
+        return path == "/v1/completions"
+
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """The reply to one request, as the servers document it."""
+        with self.model_lock:
+            return self.complete_locked(body)
+
+    def complete_locked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The same for whoever holds the lock."""
         behaviour, prompt = self.behaviour, body["prompt"]
         ids = list(prompt) if isinstance(prompt, list) else self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         if isinstance(prompt, str) and behaviour.adds_bos is not None:
             ids = [behaviour.adds_bos, *ids]
-        with self.model_lock:
-            new = self.write(ids, body)[: body["max_tokens"]]
+        new = self.write(ids, body)[: body["max_tokens"]]
         stopped = bool(new) and new[-1] in self.stop_ids
         said = new[:-1] if stopped else new
         text = self.tokenizer.decode(said, skip_special_tokens=body["skip_special_tokens"], clean_up_tokenization_spaces=False)
@@ -159,7 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             self.reply(200, {"object": "list", "data": self.owner.behaviour.models})
         else:
-            self.reply(404, {"detail": "Not Found"})
+            page = self.owner.page(self.path)
+            self.reply(404, {"detail": "Not Found"}) if page is None else self.reply(200, page)
 
     def do_POST(self) -> None:
         owner = self.owner
@@ -183,8 +195,10 @@ class _Handler(BaseHTTPRequestHandler):
     def unfit(self, body: dict[str, Any]) -> bool:
         """Whether the request is one that the server does not take (the reply says so)."""
         behaviour = self.owner.behaviour
-        if self.path != "/v1/completions":
+        if not self.owner.takes(self.path):
             self.reply(404, {"detail": "Not Found"})
+        elif "prompt" not in body:
+            return False
         elif isinstance(body["prompt"], list) and not behaviour.takes_ids:
             self.reply(400, {"object": "error", "message": "prompt must be a string", "code": 400})
         elif body["model"] not in [model["id"] for model in behaviour.models]:
@@ -196,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, body: dict[str, Any]) -> None:
         completion = self.owner.complete(body)
         with self.owner.lock:
-            self.owner.completed[tuple(body["prompt"])] += 1
+            self.owner.completed[tuple(body["prompt"] if "prompt" in body else body["input_ids"])] += 1
         self.reply(200, completion)
 
     def fail(self, fault: Fault, body: dict[str, Any]) -> None:
@@ -206,7 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.reply(200, b'{"choices": [{"text"')
         elif fault.kind == "abort":
             completion = self.owner.complete(body)
-            completion["choices"][0]["finish_reason"] = "abort"
+            if "choices" in completion:
+                completion["choices"][0]["finish_reason"] = "abort"
+            else:
+                completion["meta_info"]["finish_reason"] = {"type": "abort", "message": "given up"}
             self.reply(200, completion)
         else:
             if fault.kind == "truncate":

@@ -25,7 +25,7 @@ def postgres_bin() -> Path | None:
 
 
 @contextmanager
-def running_postgres(folder: Path) -> Iterator[str]:
+def running_postgres(folder: Path, *, superuser: str = "prefect") -> Iterator[str]:
     """Start a cluster on 127.0.0.1 and yield the address that Prefect wants; stop it at the end.
 
     PostgreSQL refuses to run as root, so root runs it as the user `postgres`, in a folder that this user can reach.
@@ -39,28 +39,40 @@ def running_postgres(folder: Path) -> Iterator[str]:
     for parent in folder.parents[:3]:
         if parent.stat().st_uid == os.geteuid() and parent != Path("/tmp"):  # noqa: S108 - never that folder's own rights
             parent.chmod(0o755)
-    make = [binaries / "initdb", "-D", data, "-A", "trust", "-U", "prefect"]
+    make = [binaries / "initdb", "-D", data, "-A", "trust", "-U", superuser, "--no-sync"]
     done = subprocess.run(make, user=user, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    command = [binaries / "postgres", "-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1", "-k", str(folder)]
+    command = [
+        binaries / "postgres",
+        "-D",
+        data,
+        "-p",
+        str(port),
+        "-c",
+        "listen_addresses=127.0.0.1",
+        "-c",
+        "fsync=off",
+        "-k",
+        str(folder),
+    ]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, user=user, cwd=folder, stdout=log, stderr=log)
     try:
-        while not asyncio.run(_answers(port)):
+        while not asyncio.run(_answers(port, superuser)):
             try:
                 server.wait(0.2)
             except subprocess.TimeoutExpired:
                 continue
             raise AssertionError((folder / "log").read_text())
-        yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
+        yield f"postgresql+asyncpg://{superuser}@127.0.0.1:{port}/postgres"
     finally:
         server.terminate()
         server.wait(60)
 
 
-async def _answers(port: int) -> bool:
+async def _answers(port: int, user: str) -> bool:
     try:
-        connection = await asyncpg.connect(host="127.0.0.1", port=port, user="prefect", database="postgres")
+        connection = await asyncpg.connect(host="127.0.0.1", port=port, user=user, database="postgres")
     except (OSError, asyncpg.PostgresError):
         return False
     await connection.close()

@@ -26,7 +26,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from dflash.records import RunPaths
 from dflash.train.attempts import end_of, read_attempt
 from dflash.train.progress import read_progress
-from tasks.drill_stack import servers_end_with_us, servers_environment
+from tasks.own_servers import servers_end_with_us, servers_environment
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -111,13 +111,15 @@ def _rope_check(config: Config) -> CheckResult:
 
 def _inputs_check(config: Config) -> CheckResult:
     data, evaluate = config.data, config.evaluate
-    named = [("data", file) for file in data.files if data.source == "files"]
-    named += [("evaluate", file) for file in evaluate.files if evaluate.source == "files"]
+    named = [("data.files", file) for file in data.files if data.source == "files"]
+    named += [("evaluate.files", file) for file in evaluate.files if evaluate.source == "files"]
+    named += [("evaluate.sets", each.file) for each in evaluate.sets if each.file is not None]
     for key, file in named:
         if "://" not in file and not _exists(file):
+            example = "{name: mine, file: path/to/file.jsonl}" if key == "evaluate.sets" else "path/to/file.jsonl"
             raise DataError(
-                f"{key}.files names {file!r}, which does not exist",
-                remedy=f"give your own JSONL of prompts or conversations: '{key}.files=[path/to/file.jsonl]'",
+                f"{key} names {file!r}, which does not exist",
+                remedy=f"give your own JSONL of prompts or conversations: '{key}=[{example}]'",
             )
     found = f"{len(named)} file(s) named" if named else "written by the seeded generator"
     if config.train.init_from is not None:

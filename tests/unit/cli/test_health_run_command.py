@@ -13,6 +13,7 @@ from dflash.errors import EXIT_BLIND, EXIT_OK, EXIT_UNHEALTHY, EXIT_USER_ERROR
 from dflash.records import RunPaths
 from tests.support.log_simulator import Record, nonfinite, simulate_run, write_log
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 STEPS = 260
 
 
@@ -37,6 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, captured.out, captured.err
 
 
+@pytest.mark.draws
 def test_a_healthy_run_writes_its_report_and_a_page_where_asked(
     paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,10 @@ from workshop import GOOD, Workshop, rows
 from dflash.data.prepare import PreparedData, load_data
 from dflash.data.tokenize import BatchTokenizer, TokenizedBatch
 from dflash.errors import DataError
+from tests.support.amount import amount
 from tests.support.killed_builds import kill_builds
 
-KILLS = 5
+KILLS = amount(3, full=5)
 
 
 def files_of(place: Workshop) -> tuple[str, ...]:

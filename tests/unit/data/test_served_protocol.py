@@ -123,9 +123,9 @@ class TestWaits:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000/v1", "ftp://host/v1", "host"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(TargetError, match=r"data\.answers\.server\.url"):
-        ServerClient(ServerConfig(url=url))
+    with pytest.raises(TargetError, match=r"address of data\.answers\.server is"):
+        ServerClient(ServerConfig(url=url), section="data.answers.server", kept="")
 
 
 def test_a_password_in_the_address_is_never_shown() -> None:
-    assert ServerClient(ServerConfig(url="http://user:secret@host:8000/v1")).address == "http://host:8000/v1"
+    assert ServerClient(ServerConfig(url="http://user:secret@host:8000/v1"), section="s", kept="").address == "http://host:8000/v1"

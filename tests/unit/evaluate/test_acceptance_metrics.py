@@ -50,6 +50,9 @@ def test_every_figure_equals_its_definition(made: list[tuple[int, int, int, int,
             if drafted >= k and min(accepted, counted) >= k - 1 and not (counted <= accepted and k > counted)
         ]
         assert figures.conditional_per_position[k - 1] == pytest.approx(sum(judged) / len(judged) if judged else 0.0)
+        assert figures.drafted_per_position[k - 1] == sum(drafted >= k for _, _, drafted, _, _ in made)
+        assert figures.reached_per_position[k - 1] == len(judged)
+        assert figures.accepted_per_position[k - 1] == sum(judged)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -58,8 +61,13 @@ def test_the_conventions_are_consistent(made: list[tuple[int, int, int, int, int
     figures = measured(verification_table(made))
     assert sum(figures.survival_per_position) == pytest.approx(figures.accepted_length)
     assert figures.acceptance_length <= figures.acceptance_length_untruncated
-    assert figures.accepted_length <= figures.acceptance_length <= figures.accepted_length + 1
+    assert figures.accepted_length <= figures.acceptance_length <= figures.accepted_length + 1 + 1e-12
     assert sum(figures.acceptance_histogram) == figures.verifications
+    assert sum(figures.accepted_per_position) == figures.accepted and sum(figures.drafted_per_position) == figures.drafted
+    for drafted, reached, accepted in zip(
+        figures.drafted_per_position, figures.reached_per_position, figures.accepted_per_position, strict=True
+    ):
+        assert accepted <= reached <= drafted <= figures.verifications
     assert list(figures.survival_per_position) == sorted(figures.survival_per_position, reverse=True)
 
 

@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from dflash.evaluate.bootstrap import percentile_interval, ratio_interval, resample_counts, resampled_ratios
+from dflash.evaluate.bootstrap import (
+    percentile_interval,
+    ratio_interval,
+    resample_counts,
+    resampled_ratios,
+    student_quantile,
+    widened,
+)
 
 
 def test_every_resample_draws_as_many_prompts_as_there_are() -> None:
@@ -38,17 +46,56 @@ def test_equal_prompts_leave_no_doubt_and_a_higher_confidence_is_wider() -> None
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """Prompts differ in how predictable they are; verifications inside a prompt share that."""
+ANSWER_TOKENS, DRAFTS = 64, 7
+
+
+def simulated_passes(rates: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
+    """Verifications of answers of 64 tokens, one a prompt: every draft is accepted with the prompt's own chance."""
+    rates = rates[..., None]
+    # Accepted drafts of a block of 7: how often a coin of that chance falls right in a row.
+    accepted = np.floor(np.log(generator.random((*rates.shape[:-1], ANSWER_TOKENS))) / np.log(rates)).clip(0, DRAFTS)
+    before = np.cumsum(accepted + 1, axis=-1) - (accepted + 1)
+    return (before < ANSWER_TOKENS).sum(axis=-1)
+
+
+@pytest.mark.parametrize("prompts", [16, 48])
+def test_the_interval_covers_the_truth_as_often_as_it_says(prompts: int) -> None:
+    """500 simulated evaluations; prompts differ in how predictable they are, and verifications of a prompt share that."""
     generator = np.random.default_rng(5)
-    prompts, evaluations, covered = 48, 300, 0
+    truth = ANSWER_TOKENS / simulated_passes(generator.beta(2, 2, size=40_000), generator).mean()
+    passes = simulated_passes(generator.beta(2, 2, size=(500, prompts)), generator)
     counts = resample_counts(prompts, samples=1000, seed=9)
-    level = np.array([0.2, 0.5, 0.8])
-    # The pooled truth weighs each kind by its verifications: 20 of them whatever the kind.
-    truth = float((1 + level * 7).mean())
-    for _ in range(evaluations):
-        rate = generator.choice(level, size=prompts)
-        tokens = 20 + generator.binomial(7 * 20, rate)
-        low, high = ratio_interval(tokens, np.full(prompts, 20), counts=counts, confidence=0.95)
-        covered += low <= truth <= high
-    assert 0.91 <= covered / evaluations <= 0.98
+    tokens = np.full(prompts, ANSWER_TOKENS)
+    intervals = [ratio_interval(tokens, each, counts=counts, confidence=0.95) for each in passes]
+    covered = float(np.mean([low <= truth <= high for low, high in intervals]))
+    assert 0.93 <= covered <= 0.97
+
+
+def test_plain_percentiles_of_few_prompts_would_promise_too_much() -> None:
+    """The control of the test above: without the wider level the intervals of 8 prompts miss twice as often as they say."""
+    generator = np.random.default_rng(6)
+    truth = ANSWER_TOKENS / simulated_passes(generator.beta(2, 2, size=40_000), generator).mean()
+    passes = simulated_passes(generator.beta(2, 2, size=(500, 8)), generator)
+    counts = resample_counts(8, samples=1000, seed=9)
+    tokens = np.full(8, ANSWER_TOKENS)
+    missed = {"plain": 0, "wide": 0}
+    for each in passes:
+        plain = percentile_interval(resampled_ratios(tokens, each, counts=counts), confidence=0.95)
+        for name, (low, high) in (("plain", plain), ("wide", ratio_interval(tokens, each, counts=counts, confidence=0.95))):
+            missed[name] += not low <= truth <= high
+    assert missed["plain"] > 40 and missed["wide"] < 40
+
+
+@pytest.mark.parametrize(
+    ("degrees", "wanted"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1000, 1.96234)]
+)
+def test_quantiles_of_students_t_are_those_of_the_tables(degrees: int, wanted: float) -> None:
+    assert student_quantile(0.975, degrees=degrees) == pytest.approx(wanted, rel=2e-3)
+    assert student_quantile(0.025, degrees=degrees) == pytest.approx(-wanted, rel=2e-3)
+
+
+def test_the_level_rises_for_few_prompts_and_is_the_asked_one_for_many() -> None:
+    levels = [widened(0.95, prompts=prompts) for prompts in (2, 3, 8, 30, 1000)]
+    assert levels == sorted(levels, reverse=True)
+    assert levels[0] <= 1.0 and levels[-1] == pytest.approx(0.95, abs=1e-3)
+    assert widened(0.95, prompts=1) == widened(0.95, prompts=0) == 0.95

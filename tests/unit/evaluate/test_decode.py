@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from dflash.model.target_info import TargetInfo
 torch.set_num_threads(1)
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden" / "full"
 LONG = DecodeLimits(max_new_tokens=32, stop_ids=frozenset())
+shared = cache(make_target)
+"""No test here changes a target."""
+
+
+@cache
+def long_answers(family: str) -> list[tuple[list[int], tuple[int, ...]]]:
+    """Two prompts and their plain answers."""
+    return [(prompt, plain_decode(shared(family), prompt, limits=LONG).tokens) for prompt in prompts(2)]
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +77,19 @@ def test_the_reference_loop_is_reproduced_token_by_token_and_block_by_block(gold
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_decoding_is_lossless_on_every_cache_family(family: str) -> None:
-    target = make_target(family)
+    target = shared(family)
     seen: set[int] = set()
-    for number, prompt in enumerate(prompts(2)):
-        plain = plain_decode(target, prompt, limits=LONG)
-        script = scripted(target, prompt, plain.tokens, max_drafts=5, right_frac=0.75, seed=number)
+    for number, (prompt, answer) in enumerate(long_answers(family)):
+        script = scripted(target, prompt, answer, max_drafts=5, right_frac=0.75, seed=number)
         trace = speculative_decode(target, script, prompt, limits=LONG, rollback=target.keep)
-        assert trace.tokens == plain.tokens
+        assert trace.tokens == answer
         seen |= {step.accepted for step in trace.verifications}
     assert len(seen) >= 4, "the script was meant to exercise many rollback lengths"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_sliding", "qwen3_5_hybrid"])
 def test_drafter_and_lookup_decode_losslessly(family: str) -> None:
-    target, drafter = make_target(family), make_drafter()
+    target, drafter = shared(family), make_drafter()
     limits = DecodeLimits(max_new_tokens=14, stop_ids=frozenset())
     for prompt in prompts(2, seed=8):
         plain = plain_decode(target, prompt, limits=limits)
@@ -98,22 +106,21 @@ def test_drafter_and_lookup_decode_losslessly(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_sliding", "qwen3_5_hybrid"])
 @pytest.mark.parametrize("control", ["no_crop", "crop_off_by_one", "crop_only", "no_restore"])
 def test_a_broken_rollback_changes_the_tokens(family: str, control: str) -> None:
-    target = make_target(family)
+    target = shared(family)
     rollbacks = broken_rollbacks(target, ragged=False)
     if control not in rollbacks:
         assert control in ("crop_only", "no_restore") and family not in RECURRENT
         return
     differing = 0
-    for number, prompt in enumerate(prompts(2)):
-        plain = plain_decode(target, prompt, limits=LONG)
-        script = scripted(target, prompt, plain.tokens, max_drafts=5, right_frac=0.5, seed=number)
+    for number, (prompt, answer) in enumerate(long_answers(family)):
+        script = scripted(target, prompt, answer, max_drafts=5, right_frac=0.5, seed=number)
         trace = speculative_decode(target, script, prompt, limits=LONG, rollback=rollbacks[control])
-        differing += trace.tokens != plain.tokens
+        differing += trace.tokens != answer
     assert differing > 0
 
 
 def test_nothing_behind_the_first_stop_id_is_returned_and_both_conventions_are_kept() -> None:
-    target = make_target("qwen3")
+    target = shared("qwen3")
     (prompt,) = prompts(1, seed=5)
     free = plain_decode(target, prompt, limits=LONG).tokens
     stop = next(token for index, token in enumerate(free) if index >= 3 and free.index(token) == index)
@@ -130,7 +137,7 @@ def test_nothing_behind_the_first_stop_id_is_returned_and_both_conventions_are_k
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
 def test_the_length_limit_holds_for_both_loops(length: int) -> None:
-    target = make_target("llama")
+    target = shared("llama")
     (prompt,) = prompts(1, seed=6)
     limits = DecodeLimits(max_new_tokens=length, stop_ids=frozenset())
     plain = plain_decode(target, prompt, limits=limits)
@@ -141,7 +148,7 @@ def test_the_length_limit_holds_for_both_loops(length: int) -> None:
 
 
 def test_an_answer_that_stops_at_once_needs_no_verification() -> None:
-    target = make_target("qwen3")
+    target = shared("qwen3")
     (prompt,) = prompts(1)
     first = plain_decode(target, prompt, limits=LONG).tokens[0]
     limits = DecodeLimits(max_new_tokens=9, stop_ids=frozenset({first}))
@@ -150,7 +157,7 @@ def test_an_answer_that_stops_at_once_needs_no_verification() -> None:
 
 
 def test_each_verification_knows_the_context_in_front_of_its_anchor() -> None:
-    target = make_target("qwen3")
+    target = shared("qwen3")
     (prompt,) = prompts(1)
     trace = speculative_decode(target, LookupProposer(target, block_size=4), prompt, limits=LONG, rollback=target.keep)
     context = len(prompt)
@@ -161,7 +168,7 @@ def test_each_verification_knows_the_context_in_front_of_its_anchor() -> None:
 
 def test_the_plain_loop_equals_the_librarys_own_greedy_generation() -> None:
     for family in ("qwen3", "mistral_sliding", "lfm2_conv"):
-        target = make_target(family)
+        target = shared(family)
         (prompt,) = prompts(1, seed=9)
         ids = torch.tensor([prompt])
         theirs = target.model.generate(
@@ -192,6 +199,6 @@ def test_agreeing_prefix_ends_at_the_first_difference() -> None:
 
 
 def test_a_block_larger_than_the_trained_one_is_refused() -> None:
-    target = make_target("qwen3")
+    target = shared("qwen3")
     with pytest.raises(EvaluationError, match="block size 7 at decode does not fit a drafter trained with 6"):
         drafting(target, make_drafter(), block_size=7)

@@ -16,6 +16,7 @@ from dflash.evaluate.proposers import LookupProposer, OracleProposer
 from dflash.model.generate import generate_batch
 from dflash.model.sampling import GREEDY, Sampling
 from dflash.model.target import Target
+from tests.support.amount import amount
 
 torch.set_num_threads(1)
 LONGEST = 16
@@ -58,7 +59,7 @@ def cut(answer: Sequence[int], limits: DecodeLimits) -> list[int]:
     return list(answer[: limits.max_new_tokens])
 
 
-@settings(max_examples=9, deadline=None, derandomize=True)
+@settings(max_examples=amount(6, full=9), deadline=None, derandomize=True)
 @given(
     drafts=st.integers(1, 15),
     right_frac=st.sampled_from([0.0, 0.6, 0.9, 1.0]),

@@ -95,6 +95,10 @@ def test_results_describe_the_prompt_set_and_are_lossless(evaluations: tuple[Eva
         require_lossless(result)
         assert result.prompts == 5 and result.dataset == "toys" and result.template_flags == {"enable_thinking": False}
         assert set(result.slices["kind"]) == {"even", "odd"}
+        assert set(result.slices) == {"kind", "dataset", "turn", "context_tokens"}, "no prompt has a language or a domain"
+        own = result.slices["dataset"]["toys"]
+        assert own["acceptance_length"] == result.acceptance_length and own["speedup"] == pytest.approx(result.speedup)
+        assert result.divergence_frac == own["differing_prompts"] == 0 and result.prompt_sets == ()
         assert result.verifications == len(evaluation.table) == sum(result.acceptance_histogram)
         assert sum(part["verifications"] for part in result.slices["context_tokens"].values()) == result.verifications
         assert result.speedup == pytest.approx(result.plain_s_per_token / result.speculative_s_per_token)
@@ -128,13 +132,13 @@ def test_the_order_of_contestants_rotates_from_prompt_to_prompt(target: Target, 
         def propose(self, committed: Committed) -> Proposal:
             return padded_proposal([[]], device=torch.device("cpu"))
 
-    plain = contest.plain_decode
+    plain = contest.plain_decode_batch
 
     def loud_plain(*args: Any, **kwargs: Any) -> Any:
         order.append("plain")
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(contest, "plain_decode", loud_plain)
+    monkeypatch.setattr(contest, "plain_decode_batch", loud_plain)
     candidates = [Candidate("a", None, Loud("a")), Candidate("b", None, Loud("b"))]
     evaluate_candidates(target, candidates, questions(3), evaluate=SETTINGS, stop_ids=(), progress=quiet)
     del order[:3]  # the warm-up
@@ -168,16 +172,16 @@ def test_a_near_tie_is_counted_reported_and_does_not_spoil_the_result(
     target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Plain decoding takes another token at one place; the speculative answer is the target's own choice throughout."""
-    plain = contest.plain_decode
+    plain = contest.plain_decode_batch
     odd_one = questions()[3].prompt_ids
 
-    def otherwise(own: Target, prompt_ids: Sequence[int], *, limits: DecodeLimits) -> PlainTrace:
-        trace = plain(own, prompt_ids, limits=limits)
-        if tuple(prompt_ids) != odd_one or limits.max_new_tokens < 16:
-            return trace
-        return replace(trace, tokens=(*trace.tokens[:10], (trace.tokens[10] + 1) % 61, *trace.tokens[11:]))
+    def otherwise(own: Target, asked: Sequence[Sequence[int]], *, limits: DecodeLimits, **others: Any) -> list[PlainTrace]:
+        (trace,) = plain(own, asked, limits=limits, **others)
+        if tuple(asked[0]) != odd_one or limits.max_new_tokens < 16:
+            return [trace]
+        return [replace(trace, tokens=(*trace.tokens[:10], (trace.tokens[10] + 1) % 61, *trace.tokens[11:]))]
 
-    monkeypatch.setattr(contest, "plain_decode", otherwise)
+    monkeypatch.setattr(contest, "plain_decode_batch", otherwise)
     candidate = lookup_candidate(target, block_size=6)
     evaluation = evaluate_drafter(target, candidate, questions(), evaluate=SETTINGS, stop_ids=(), progress=quiet)
     assert evaluation.result.differing_prompts == evaluation.result.near_tie_prompts == 1
@@ -226,7 +230,9 @@ def test_an_evaluation_is_written_as_plain_files(evaluations: tuple[Evaluation, 
     assert result.acceptance_length == evaluation.result.acceptance_length
     assert result.acceptance_histogram == evaluation.result.acceptance_histogram
     table = pq.read_table(folder / "verifications.parquet")
-    assert table.schema.metadata[b"dflash_schema_version"] == b"1"
+    assert table.schema.metadata[b"dflash_schema_version"] == b"2"
+    assert set(table["dataset"].to_pylist()) == {"toys"} and set(table["turn"].to_pylist()) == {1}
+    assert table["language"].null_count == len(table) and set(table["kind"].to_pylist()) == {"even", "odd"}
     for name in ("prompt", "context_tokens", "drafted", "accepted", "counted"):
         assert (table[name].to_numpy() == getattr(evaluation.table, name)).all()
     counted = table["counted"].to_numpy()
@@ -237,7 +243,9 @@ def test_an_evaluation_is_written_as_plain_files(evaluations: tuple[Evaluation, 
     proof = json.loads((folder / "evidence.json").read_text())
     assert proof["state_test"]["holds"] and proof["state_test"]["controls"]["no_crop"] is None
     assert proof["timing"]["speedup"] == pytest.approx(result.speedup)
-    for name in ("acceptance_per_position.png", "accepted_histogram.png", "acceptance_by_context.png"):
+    pictures = ("acceptance_per_position.png", "accepted_histogram.png", "acceptance_by_context.png", "tokens_per_s.png")
+    assert (folder / "report.html").read_text().count("data:image/png") == len(pictures) + 1
+    for name in (*pictures, "acceptance_by_slice.png"):
         picture = (folder / name).read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) > 5000
 

@@ -9,6 +9,7 @@ from families import BUILDERS, RECURRENT, VOCAB, make_target, prompts
 from dflash.evaluate.decode import DecodeLimits, plain_decode
 from dflash.evaluate.lossless import explain_difference, teacher_forced_logits
 from dflash.evaluate.state_proof import STATE_TOLERANCE, StateProof, prove_state, state_difference
+from dflash.model.sampling import GREEDY
 
 torch.set_num_threads(1)
 LIMITS = DecodeLimits(max_new_tokens=12, stop_ids=frozenset())
@@ -72,7 +73,9 @@ def test_teacher_forced_logits_do_not_depend_on_the_chunk(family: str, chunk: in
 
 
 def explained(target, prompt, plain, speculative, factor: float):
-    return explain_difference(target, prompt, answers=(plain, speculative), limits=LIMITS, block_size=5, near_tie_factor=factor)
+    return explain_difference(
+        target, prompt, answers=(plain, speculative), limits=LIMITS, sampling=GREEDY, key="", block_size=5, near_tie_factor=factor
+    )
 
 
 def test_a_difference_is_excused_only_within_the_factor_of_the_measured_rounding() -> None:

@@ -32,7 +32,12 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 def test_every_plot_is_a_readable_png_and_the_same_bytes_each_time() -> None:
     first, second = draw_plots(result()), draw_plots(result())
-    assert sorted(first) == ["acceptance_by_context.png", "acceptance_per_position.png", "accepted_histogram.png"]
+    assert sorted(first) == [
+        "acceptance_by_context.png",
+        "acceptance_per_position.png",
+        "accepted_histogram.png",
+        "tokens_per_s.png",
+    ]
     assert first == second
     for png in first.values():
         width, height = size_of(png)
@@ -47,6 +52,19 @@ def test_the_plots_show_the_figures() -> None:
     )
     assert draw_plots(result(acceptance_histogram=(40, 20, 10, 10)))["accepted_histogram.png"] != base["accepted_histogram.png"]
     assert draw_plots(result(acceptance_length=1.2))["acceptance_by_context.png"] != base["acceptance_by_context.png"]
+    assert draw_plots(result(speculative_s_per_token=0.005))["tokens_per_s.png"] != base["tokens_per_s.png"]
+
+
+def test_slices_that_tell_prompts_apart_have_a_picture_and_what_was_not_measured_has_none() -> None:
+    part = {"prompts": 5, "verifications": 40, "acceptance_length": 2.5, "acceptance_ci": [2.2, None]}
+    timed = part | {"plain_tokens_per_s": 50.0, "speculative_tokens_per_s": 90.0, "speedup": 1.8}
+    slices = {"dataset": {"gsm8k": timed, "humaneval": part}, "turn": {"1": part}, "kind": {"a": part}}
+    drawn = draw_plots(result(slices=slices))
+    assert "acceptance_by_slice.png" in drawn and "acceptance_by_context.png" not in drawn
+    assert drawn["tokens_per_s.png"] != draw_plots(result())["tokens_per_s.png"]
+    many = {"kind": {f"kind {index}": part for index in range(60)}}
+    assert size_of(draw_plots(result(slices=many))["acceptance_by_slice.png"])[1] < 1800
+    assert "tokens_per_s.png" not in draw_plots(result(plain_s_per_token=None, speculative_s_per_token=None, speedup=None))
 
 
 ONE_BIN = {"0-31": {"verifications": 1, "acceptance_length": 2.0, "acceptance_ci": [None, None]}}
@@ -71,4 +89,4 @@ ONE_DRAFT = {
     [NOTHING_ACCEPTED, ONE_DRAFT, {"slices": {"kind": {}, "context_tokens": ONE_BIN}}, {"step": None, "drafter": "prompt_lookup"}],
 )
 def test_extreme_results_can_be_drawn(changes: dict[str, Any]) -> None:
-    assert len(draw_plots(result(**changes))) == 3
+    assert len(draw_plots(result(**changes))) == 4

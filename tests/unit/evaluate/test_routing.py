@@ -9,6 +9,7 @@ from families import make_target, prompts
 from dflash.evaluate.decode import DecodeLimits, plain_decode
 from dflash.evaluate.lossless import explain_difference
 from dflash.evaluate.routing import ROUTER_TIE, router_gap
+from dflash.model.sampling import GREEDY
 from dflash.model.target import Target
 
 torch.set_num_threads(1)
@@ -51,7 +52,9 @@ def test_a_difference_behind_a_router_tie_is_excused_and_one_without_is_not() ->
     other += plain_decode(target, [*prompt, *other], limits=DecodeLimits(3, frozenset())).tokens
 
     def judged() -> object:
-        return explain_difference(target, prompt, answers=(plain, other), limits=LIMITS, block_size=4, near_tie_factor=4.0)
+        return explain_difference(
+            target, prompt, answers=(plain, other), limits=LIMITS, sampling=GREEDY, key="", block_size=4, near_tie_factor=4.0
+        )
 
     refused = judged()
     assert refused.position == 4 and refused.router_gap > ROUTER_TIE and not refused.excused

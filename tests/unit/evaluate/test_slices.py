@@ -8,7 +8,7 @@ import pytest
 
 from dflash.evaluate.bootstrap import resample_counts
 from dflash.evaluate.metrics import VerificationTable, verification_table
-from dflash.evaluate.slices import alarms, bigram_accuracy, bin_edges, context_bins, slice_by_context, slice_by_kind
+from dflash.evaluate.slices import alarms, bigram_accuracy, bin_edges, context_bins, slice_by_context, slice_by_label
 
 PROMPTS = 10
 COUNTS = resample_counts(PROMPTS, samples=300, seed=1)
@@ -27,7 +27,7 @@ def test_slices_share_out_all_verifications() -> None:
     made = [(p, 20 + 30 * p, 3, (p + i) % 4, (p + i) % 4 + 1) for p in range(PROMPTS) for i in range(5)]
     table = verification_table(made)
     kinds = ["sorting" if p % 2 else "counting" for p in range(PROMPTS)]
-    by_kind = slice_by_kind(table, kinds, positions=3, counts=COUNTS, confidence=0.95)
+    by_kind = slice_by_label(table, kinds, positions=3, counts=COUNTS, confidence=0.95)
     by_context = slice_by_context(table, positions=3, counts=COUNTS, confidence=0.95)
     for slices in (by_kind, by_context):
         assert sum(part["verifications"] for part in slices.values()) == len(table)
@@ -40,12 +40,12 @@ def test_slices_share_out_all_verifications() -> None:
 
 def test_a_kind_whose_answers_were_never_verified_has_no_slice() -> None:
     table = verification_table([(0, 10, 3, 1, 2)])
-    slices = slice_by_kind(table, ["a", "b"], positions=3, counts=resample_counts(2, samples=100, seed=0), confidence=0.9)
+    slices = slice_by_label(table, ["a", "b"], positions=3, counts=resample_counts(2, samples=100, seed=0), confidence=0.9)
     assert set(slices) == {"a"}
 
 
 def raised(table: VerificationTable, *, bigram_level: float = float("nan")) -> list[str]:
-    return alarms(table, prompts=PROMPTS, counts=COUNTS, confidence=0.95, bigram_level=bigram_level)
+    return alarms(table, prompts=PROMPTS, counts=COUNTS, confidence=0.95, bigram_level=bigram_level, datasets=["toys"] * PROMPTS)
 
 
 def by_length(accepted_near: int, accepted_far: int) -> VerificationTable:
@@ -61,6 +61,30 @@ def test_never_accepting_a_draft_is_an_alarm() -> None:
     (alarm,) = raised(by_length(0, 0))
     assert "exactly 1.00" in alarm
     assert raised(by_length(3, 3)) == []
+
+
+def test_a_prompt_set_that_is_stuck_at_one_does_not_hide_behind_the_others() -> None:
+    rows = [(p, 40, 7, 0 if p % 2 else 3, 1 if p % 2 else 4) for p in range(PROMPTS) for _ in range(10)]
+    datasets = ["humaneval" if p % 2 else "gsm8k" for p in range(PROMPTS)]
+    (alarm,) = alarms(
+        verification_table(rows), prompts=PROMPTS, counts=COUNTS, confidence=0.95, bigram_level=float("nan"), datasets=datasets
+    )
+    assert "exactly 1.00 on humaneval: no draft" in alarm
+    few = [row for row in rows if row[0] not in {3, 5, 7, 9}]  # 10 verifications of humaneval prove nothing
+    assert not alarms(
+        verification_table(few), prompts=PROMPTS, counts=COUNTS, confidence=0.95, bigram_level=float("nan"), datasets=datasets
+    )
+
+
+def test_prompts_without_a_label_are_a_slice_of_their_own_unless_there_are_no_labels() -> None:
+    table = verification_table([(p, 40, 3, 1, 2) for p in range(4)])
+    counts = resample_counts(4, samples=100, seed=0)
+    parts = slice_by_label(table, ["en", None, "de", "en"], positions=3, counts=counts, confidence=0.95)
+    assert {name: part["prompts"] for name, part in parts.items()} == {"de": 1, "en": 2, "unknown": 1}
+    assert slice_by_label(table, [None] * 4, positions=3, counts=counts, confidence=0.95) == {}
+    assert parts["en"]["acceptance_ci"] == [2.0, 2.0] and parts["de"]["acceptance_ci"] == [None, None], "one prompt, no interval"
+    assert parts["en"]["reached_per_position"] == [2, 2, 0] and parts["en"]["accepted_per_position"] == [2, 0, 0]
+    assert parts["en"]["conditional_per_position"] == [1.0, 0.0, 0.0]
 
 
 def test_acceptance_that_falls_with_context_length_is_an_alarm() -> None:

@@ -59,6 +59,16 @@ def test_what_went_wrong_is_shouted_and_what_is_missing_is_said() -> None:
     assert "next" not in text.splitlines()
 
 
+def test_the_evaluations_warnings_are_in_the_table() -> None:
+    long = (
+        "first-position acceptance 0.31 is below the bigram level 0.39: the drafter knows less than the previous token alone tells"
+    )
+    text = closing_table(summary(warnings=(long, "x\x1b[2J")), commands=())
+    assert text.count("WARNING") == 2 and "bigram level" in text and "\x1b" not in text
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert "WARNING" not in closing_table(summary(), commands=())
+
+
 @pytest.mark.parametrize(("frac", "filled"), [(-1.0, 0), (0.0, 0), (0.26, 3), (1.0, 10), (7.0, 10)])
 def test_bars_are_as_long_as_the_share(frac: float, filled: int) -> None:
     assert bar(frac, width=10) == "#" * filled + "." * (10 - filled)

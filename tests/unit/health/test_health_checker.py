@@ -15,6 +15,7 @@ from dflash.health import HealthChecker
 from dflash.health.detectors.base import Findings
 from dflash.health.lines import LogItem, LogReplaced, TornLine
 from dflash.records import HealthReport, from_json, to_dict, to_json
+from tests.support.amount import amount
 from tests.support.health_runs import CHECKPOINT, HEALTH, TRAIN, found, healthy, items_of, judged, new_checker, remedy
 from tests.support.log_simulator import Record, StepRecord, change_steps, event, nonfinite, resumed, scaled, spike
 
@@ -51,7 +52,7 @@ def at_once(items: list[LogItem]) -> HealthReport:
 EXPECTED = at_once(ITEMS)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=amount(6, full=12), deadline=None, derandomize=True)
 @given(cuts=st.sets(st.integers(0, len(ITEMS)), max_size=8))
 def test_chunks_and_restored_states_change_nothing(cuts: set[int]) -> None:
     checker, done = new_checker(), 0

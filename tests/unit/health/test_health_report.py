@@ -32,7 +32,11 @@ def sick() -> tuple[HealthReport, History]:
 
 
 REPORT, HISTORY = sick()
-PAGE = render_html(REPORT, HISTORY)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(REPORT, HISTORY)
 
 
 class Balance(HTMLParser):
@@ -59,14 +63,14 @@ def tags_of(page: str) -> list[str]:
     return parser.tags
 
 
-def test_the_page_is_well_formed_and_loads_nothing() -> None:
-    assert "script" not in tags_of(PAGE)
-    assert not re.search(r"(?:src|href)=\"(?!data:)", PAGE)
-    assert "http" not in PAGE
-    assert "@import" not in PAGE
+def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
+    assert "script" not in tags_of(page)
+    assert not re.search(r"(?:src|href)=\"(?!data:)", page)
+    assert "http" not in page
+    assert "@import" not in page
 
 
-def test_the_verdict_comes_first_then_the_decision_then_the_findings() -> None:
+def test_the_verdict_comes_first_then_the_decision_then_the_findings(page: str) -> None:
     order = [
         "Unhealthy",
         "Training is damaged",
@@ -78,27 +82,27 @@ def test_the_verdict_comes_first_then_the_decision_then_the_findings() -> None:
         "<h2>Buckets",
         "<h2>What was checked",
     ]
-    places = [PAGE.index(text) for text in order]
+    places = [page.index(text) for text in order]
     assert places == sorted(places)
-    assert "step-400" in PAGE
+    assert "step-400" in page
 
 
-def test_every_bucket_has_a_picture_and_the_whole_run_has_five() -> None:
-    pictures = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([^\"]+)", PAGE)]
+def test_every_bucket_has_a_picture_and_the_whole_run_has_five(page: str) -> None:
+    pictures = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([^\"]+)", page)]
     assert len(pictures) == 6 + 5
     for title in ("Gradient norm", "Step time and saves", "Queues", "Runs of one bucket"):
-        assert f"<figcaption>{title}</figcaption>" in PAGE
+        assert f"<figcaption>{title}</figcaption>" in page
     for png in pictures:
         assert png[:8] == b"\x89PNG\r\n\x1a\n"
         width, height = struct.unpack(">II", png[16:24])
         assert width > 300
         assert height > 200
     for bucket in range(6):
-        assert f"Bucket {bucket}" in PAGE
+        assert f"Bucket {bucket}" in page
 
 
-def test_all_detectors_are_listed_with_what_they_checked() -> None:
-    table = PAGE[PAGE.index("What was checked") :]
+def test_all_detectors_are_listed_with_what_they_checked(page: str) -> None:
+    table = page[page.index("What was checked") :]
     for row in REPORT.detectors:
         assert row.detector in table
         assert f">{row.checked:,}<" in table

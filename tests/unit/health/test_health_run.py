@@ -18,6 +18,7 @@ from dflash.records import HealthReport, RollbackPlan, RunPaths, from_json
 from tests.support.health_runs import config, end_of, judged, remedy
 from tests.support.log_simulator import log_lines, nonfinite, simulate_run, write_log
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 CONFIG = config()
 STEPS = 400
 # Two buckets: half the pictures to draw.
@@ -42,6 +43,7 @@ def written(paths: RunPaths) -> HealthReport:
     return from_json(HealthReport, (paths.health_dir / "report.json").read_text(), origin="report.json")
 
 
+@pytest.mark.draws
 def test_the_report_is_written_as_it_is_returned(paths: RunPaths) -> None:
     write_log(paths.log, RUN)
     report = check(paths)

@@ -19,6 +19,7 @@ from dflash.health.detectors.replay import Taken
 from dflash.health.lines import EventLine, LogItem, StepLine
 from dflash.health.panel import Panel
 from dflash.health.seen import MAX_SAMPLE, Seen
+from tests.support.amount import amount
 from tests.support.health_lines import micro, step_line
 from tests.support.health_runs import CHECKPOINT, HEALTH, TRAIN, healthy, items_of
 from tests.support.log_simulator import Record, StepRecord, change_steps, nonfinite, scaled, spike
@@ -160,7 +161,7 @@ class TestSamplesGivenBack:
 
 
 class TestSeen:
-    @settings(max_examples=40, deadline=None, derandomize=True)
+    @settings(max_examples=amount(20, full=40), deadline=None, derandomize=True)
     @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 5000), min_size=1, max_size=9)), max_size=20))
     def test_adding_and_taking_out_is_that_of_a_set(self, moves: list[tuple[bool, list[int]]]) -> None:
         seen, truth = Seen(), set[int]()

@@ -17,6 +17,7 @@ from dflash.model import backends, flex, lean
 from dflash.model.attention import BlockLayout, Visibility
 from dflash.model.backends import AttentionBackend, ChunkedAttention, choose_attention, probe
 from dflash.model.drafter import Drafter
+from tests.support.amount import amount
 
 KINDS = st.builds(Visibility, window=st.sampled_from([None, 3, 7, 40]), causal=st.booleans())
 CPU = torch.device("cpu")
@@ -104,7 +105,7 @@ def test_the_ladder_has_few_rungs_and_adds_at_most_half(blocks: int) -> None:
     assert len({flex.rung(n) for n in range(blocks + 1)}) <= 4 + 2 * max(1, blocks.bit_length() - 4)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=amount(3, full=6), deadline=None, derandomize=True)
 @given(layout=layouts(most_blocks=5), kind=KINDS, seed=st.integers(0, 9))
 def test_the_uncompiled_kernel_equals_the_query_by_query_reference(layout: BlockLayout, kind: Visibility, seed: int) -> None:
     """Forward only: flex attention has no backward on a CPU."""

@@ -24,6 +24,7 @@ from dflash.train.requests import pending_requests
 from tests.support.log_simulator import Record, nonfinite, simulate_run, write_log
 from tests.support.plans import write_plan
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 STEPS = 260
 FIRST_BAD = 200
 
@@ -112,8 +113,10 @@ def test_the_spans_date_the_damage(paths: RunPaths) -> None:
     assert max(end for _, end in spans) == STEPS - 1
 
 
+@pytest.mark.draws
 def test_checks_at_the_same_time_do_not_disturb_each_other(paths: RunPaths) -> None:
-    write_log(paths.log, destroyed_log())
+    one_bucket = simulate_run(seed=3, steps=STEPS, lr=lambda _step: 6e-3, order=[1] * STEPS)  # half the pictures
+    write_log(paths.log, nonfinite(one_bucket, steps=range(FIRST_BAD, STEPS), skipped=True))
     verdicts: list[str] = []
     threads = [
         threading.Thread(target=lambda: verdicts.append(health_stage(paths.root, act=False, ended=True).verdict)) for _ in range(4)

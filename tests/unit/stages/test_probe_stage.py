@@ -267,3 +267,40 @@ def test_the_process_is_restarted_with_waits_and_ended_when_silent(run: Run, mon
     child.tick(wanted=True, lines=1)
     assert len(started) == 2
     assert not child.is_hopeless
+
+
+def by_flow(run: Run, *, timeout_s: float) -> Run:
+    probe = run.config.probe.model_copy(update={"runner": "flow", "timeout_s": timeout_s})
+    return replace(run, config=run.config.model_copy(update={"probe": probe}))
+
+
+def test_a_flow_s_outcomes_are_taken_in_and_no_process_is_started(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_drafter(run, 20)
+    monkeypatch.delattr(watch_module.subprocess, "Popen")
+    watch = ProbeWatch(by_flow(run, timeout_s=1000.0))
+    watch.tick()
+    assert outcome_pairs(run) == []
+    append(run, measured(20, counted=15))
+    watch.tick()
+    watch.close()
+    assert [e["step"] for e in events(run)] == [20]
+    assert read_pointer(run.paths.checkpoints_dir, BEST) == 20
+
+
+def test_a_flow_that_never_comes_is_given_up_and_one_at_work_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(watch_module.time, "monotonic", lambda: now_s)
+    save_drafter(run, 20)
+    watch = ProbeWatch(by_flow(run, timeout_s=100.0))
+    watch.tick()
+    now_s = 99.0
+    watch.tick()
+    assert outcome_pairs(run) == []
+    now_s = 150.0
+    with hold_probes(run.paths):
+        watch.tick()
+    assert outcome_pairs(run) == [], "its lock says that a flow is at work"
+    now_s = 251.0
+    watch.tick()
+    assert outcome_pairs(run) == [(20, "failed")]
+    assert "automation" in read_probes(run.paths.probes)[0].reason

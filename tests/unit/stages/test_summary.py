@@ -20,6 +20,7 @@ from dflash.train.follow import LogFollower
 from tests.support.tiny_run import build_tiny_run
 from tests.support.trainer_process import train_to_end
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 RESULT = EvaluationResult(
     drafter="trained",
     step=12,
@@ -81,6 +82,7 @@ def evaluated(run: Run) -> None:
     store(run.paths, replace(RESULT, step=0, acceptance_length=1.01), which="untrained")
 
 
+@pytest.mark.draws
 def test_the_summary_gathers_what_the_stages_left(run: Run) -> None:
     evaluated(run)
     note_reused(run.paths, "data set abc (24 samples)")

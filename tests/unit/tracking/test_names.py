@@ -59,10 +59,23 @@ def test_an_evaluation_is_filed_under_its_drafter() -> None:
     assert metrics["eval/trained/acceptance_length"] == 2.5
     assert metrics["eval/trained/acceptance_ci_low"] == 2.1
     assert metrics["eval/trained/survival_at_2"] == 0.6
-    assert metrics["eval/trained/lossless"] == 1.0
+    assert metrics["eval/trained/conditional_at_2"] == 0.7
+    assert metrics["eval/trained/speculative_tokens_per_s"] == 100.0
+    assert metrics["eval/trained/lossless"] == 1.0 and metrics["eval/trained/differing_prompts"] == 0.0
+    assert not any(name.startswith("eval/trained/speedup_ci") for name in metrics)
     untimed = evaluation_metrics(evaluation(drafter="untrained", speedup=None, lossless=False))
     assert "eval/untrained/speedup" not in untimed
     assert untimed["eval/untrained/lossless"] == 0.0
+
+
+def test_several_prompt_sets_have_metrics_of_their_own() -> None:
+    sets = {"gsm8k": {"acceptance_length": 2.0, "speedup": 1.5}, "humaneval": {"acceptance_length": 3.0}}
+    metrics = evaluation_metrics(evaluation(slices={"dataset": sets}, speedup_ci=(1.8, 2.2), target_frac=0.8))
+    assert metrics["eval/trained/gsm8k/speedup"] == 1.5 and metrics["eval/trained/humaneval/acceptance_length"] == 3.0
+    assert "eval/trained/humaneval/speedup" not in metrics
+    assert (metrics["eval/trained/speedup_ci_low"], metrics["eval/trained/target_frac"]) == (1.8, 0.8)
+    one = evaluation_metrics(evaluation(slices={"dataset": {"gsm8k": sets["gsm8k"]}}))
+    assert not any("gsm8k" in name for name in one)
 
 
 WORDS = st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789", min_size=1, max_size=12)

@@ -136,7 +136,7 @@ def test_an_address_that_is_no_store_is_a_user_error_and_shows_no_secret(tmp_pat
     with pytest.raises(TrackingError, match="neither a database nor a server"):
         store_uri(config_of(tmp_path, f"tracking.uri={uri}"), {})
     with pytest.raises(TrackingError) as caught:
-        store_uri(config_of(tmp_path, "tracking.uri=ftp://me:hunter2@host/x"), {})
+        store_uri(config_of(tmp_path), {"MLFLOW_TRACKING_URI": "ftp://me:hunter2@host/x"})
     assert "hunter2" not in str(caught.value)
 
 

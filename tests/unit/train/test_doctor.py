@@ -76,6 +76,12 @@ def test_demo_configuration_passes_every_check_and_writes_nothing(base: list[str
         (["drafter.target_layer_ids=[1, 3]"], "target", DrafterError, "layer 3"),
         (["data.source=files", "data.files=[no-such.jsonl]"], "inputs", DataError, "no-such.jsonl"),
         (["evaluate.source=files", "evaluate.files=[held-out.jsonl]"], "inputs", DataError, "held-out.jsonl"),
+        (
+            ["evaluate.source=sets", "evaluate.sets=[gsm8k, {name: mine, file: mine.jsonl}]"],
+            "inputs",
+            DataError,
+            "evaluate.sets names 'mine.jsonl'",
+        ),
         (["data.source=files", "data.files=['no-*.jsonl']"], "inputs", DataError, "no-*.jsonl"),
         (["train.init_from=no/such/drafter"], "inputs", DrafterError, "no/such/drafter"),
         (["cluster.device_memory_bytes=1000000"], "memory", DeviceError, "it has 0.00 GB"),

@@ -21,7 +21,7 @@ from dflash.train.queues import ByteQueue, PipelineStopped, QueueClosed, Reorder
 from dflash.train.replica import FeatureSupply
 from tests.support.schedules import DeadlockError, SeededThreads
 
-SCHEDULES = int(os.environ.get("DFLASH_SCHEDULES", "4000"))
+SCHEDULES = int(os.environ.get("DFLASH_SCHEDULES", "1600"))
 CHUNKS = 4
 
 

@@ -12,7 +12,7 @@ import psutil
 
 STARTS = """
 import pathlib, subprocess, sys
-from tasks.drill_stack import servers_end_with_us, servers_environment
+from tasks.own_servers import servers_end_with_us, servers_environment
 root = pathlib.Path(sys.argv[1])
 environment = servers_environment(root, runs=root)
 with servers_end_with_us(environment):

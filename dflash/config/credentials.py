@@ -1,0 +1,61 @@
+"""Credentials have no place in a configuration: it is copied into the run's folder, into MLflow and into Prefect's database.
+
+Invariant: a configuration that was accepted holds no password in an address, no signed query and no value under a key that names a
+secret, so no file that is made from one can tell it. Hard decision: refused, not masked. A masked address would be written into
+`config.yaml` and fail at the resume; the environment carries secrets to every process already. A message never repeats the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dflash.errors import ConfigError
+
+SECRET_KEY = re.compile(
+    r"(^|[._-])(password|passwd|secret|credentials?|(api|access|auth|secret|private)[_-]?(key|token))($|[._-])", re.IGNORECASE
+)
+"""Keys that name a secret; `api_key_env`, the name of a variable, is none of them (see `_NAMES_A_VARIABLE`)."""
+
+PASSWORD_IN_ADDRESS = r"://[^/@\s]*:[^/@\s]*@"  # noqa: S105 - a pattern
+"""`scheme://user:password@host`."""
+
+_NAMES_A_VARIABLE = "_env"
+_TOKEN_IN_ADDRESS = r"https?://[^/@\s]+@"  # noqa: S105 - a pattern
+_SIGNED_QUERY = r"://[^?\s]*\?[^\s]*(sig|signature|token|key|password|secret)=[^\s]"
+_CREDENTIALS = re.compile(f"{PASSWORD_IN_ADDRESS}|{_TOKEN_IN_ADDRESS}|{_SIGNED_QUERY}", re.IGNORECASE)
+_REMEDY = (
+    "take it out of the file and give it in the environment: MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD; "
+    "the variable that api_key_env names; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. See docs/security.md"
+)
+
+
+def require_no_credentials(tree: Any, *, origin: str) -> None:
+    """Refuse plain values, as YAML gives them, that hold a credential.
+
+    Raises:
+        ConfigError: names the key, never the value.
+    """
+    for key, what in _found("", tree, set()):
+        raise ConfigError(f"{origin}: {key} holds {what}, which a configuration must not", remedy=_REMEDY)
+
+
+def hide_credentials(text: str) -> str:
+    """`text`, or a word in its place if it holds a credential."""
+    return "(hidden)" if _CREDENTIALS.search(text) else text
+
+
+def _found(path: str, value: Any, above: set[int]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        if _CREDENTIALS.search(value):
+            yield path, "a password, a token or a signature in an address"
+        return
+    if not isinstance(value, dict | list) or id(value) in above:
+        return
+    above.add(id(value))  # an alias of YAML makes one object stand at many places; once is enough
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(key, str) and SECRET_KEY.search(key) and not key.endswith(_NAMES_A_VARIABLE) and isinstance(inner, str):
+            yield name, "a value under a key that names a secret"
+        yield from _found(name, inner, above)

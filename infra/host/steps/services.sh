@@ -1,0 +1,83 @@
+# shellcheck shell=bash
+# Secrets, units, and what the Prefect server has to know: pools, deployments, automations.
+UNITS=(dflash.target dflash-gpu.service dflash-prefect-server.service dflash-mlflow.service dflash-worker-train.service
+  dflash-worker-health.service dflash-health-served.service dflash-backup.service dflash-backup.timer)
+
+step_services() {
+  local folder="$PREFIX/etc/dflash" unit
+  if [[ -f "$folder/server.env" && -f "$folder/client.env" ]]; then ok services "/etc/dflash/server.env and client.env"; else
+    change services "secrets in /etc/dflash/server.env and client.env" make_secrets "$folder"
+  fi
+  for unit in "${UNITS[@]}"; do
+    want_file services "/etc/systemd/system/$unit" 644 < <(render_unit "$unit") # no pipe: it would count in a subshell
+  done
+  if ! command -v curl >/dev/null; then problem services "curl is not there" "apt-get install curl: units start behind each other by it"; fi
+  if [[ -n "$PREFIX" ]]; then return; fi
+  create_databases
+  if [[ -z "$CHECK" ]]; then systemctl daemon-reload; fi
+  if systemctl is-enabled --quiet dflash.target 2>/dev/null; then ok services "dflash.target is enabled"; else
+    change services "dflash.target is enabled and started" systemctl enable --now dflash.target dflash-backup.timer
+  fi
+}
+
+make_secrets() { # the servers' file is root's alone; people of the group may reach the servers
+  mkdir -p "$1" && chmod 755 "$1" && "$CHECKOUT/infra/make-secrets" "$1/server.env" "$1/client.env" && chmod 600 "$1/server.env" || return 1
+  if [[ $EUID -eq 0 && -z "$PREFIX" ]]; then chgrp "$USER_NAME" "$1/client.env" && chmod 640 "$1/client.env"; fi
+}
+
+render_unit() { # render_unit NAME: the unit with this host's places
+  sed -e "s#/opt/dflash-pipeline/.venv/bin#$BIN#g" -e "s#/opt/dflash-pipeline#$CHECKOUT#g" -e "s#/srv/dflash#$HOME_DIR#g" \
+    -e "s#^\(User\|Group\)=dflash\$#\1=$USER_NAME#" "$CHECKOUT/infra/systemd/$1"
+}
+
+create_databases() { # in the machine's own PostgreSQL, as its superuser
+  if ! command -v pg_isready >/dev/null || ! pg_isready --quiet; then
+    problem services "no PostgreSQL answers" "apt-get install postgresql, or name another one in /etc/dflash/server.env (DFLASH_DB_HOST)"
+    return
+  fi
+  local known
+  known="$(setpriv --reuid=postgres --regid=postgres --init-groups psql -XAtc \
+    "SELECT count(*) FROM pg_database WHERE datname IN ('prefect', 'mlflow', 'mlflow_auth')" postgres 2>/dev/null || echo 0)"
+  if [[ "$known" == 3 ]]; then ok services "databases prefect, mlflow and mlflow_auth"; else
+    change services "databases prefect, mlflow and mlflow_auth" make_databases
+  fi
+}
+
+make_databases() {
+  # shellcheck source=/dev/null
+  (set -a && source "$PREFIX/etc/dflash/server.env" && set +a &&
+    setpriv --reuid=postgres --regid=postgres --init-groups "$CHECKOUT/infra/services/create-databases")
+}
+
+step_prefect() {
+  if [[ ! -x "$BIN/prefect" ]]; then note prefect "no $BIN/prefect yet"; return; fi
+  local pool
+  if ! as_user "$BIN/prefect" version >/dev/null 2>&1 || ! as_user "$BIN/prefect" work-pool ls >/dev/null 2>&1; then
+    problem prefect "the server does not answer" "systemctl status dflash-prefect-server; journalctl -u dflash-prefect-server"
+    return
+  fi
+  for pool in dflash-train dflash-health; do
+    if as_user "$BIN/prefect" work-pool inspect "$pool" >/dev/null 2>&1; then ok prefect "work pool $pool"; else
+      change prefect "work pool $pool" as_user "$BIN/prefect" work-pool create "$pool" --type process
+    fi
+  done
+  if [[ -n "$CHECK" ]]; then
+    if as_user "$BIN/prefect" deployment inspect train/train-v2 >/dev/null 2>&1; then ok prefect "deployments"; else
+      change prefect "deployments of prefect.yaml" false
+    fi
+    if as_user "$BIN/prefect" automation ls 2>/dev/null | grep -q dflash; then ok prefect "automations"; else change prefect "automations" false; fi
+    return
+  fi
+  # Both bring up to date what is there already, so they are done every time.
+  refresh prefect "deployments of prefect.yaml" as_user "$BIN/prefect" --no-prompt deploy --all
+  refresh prefect "automations" as_user "$BIN/python" -m flows.automations
+}
+
+refresh() { # refresh TOPIC TEXT COMMAND...: its output only if it fails
+  local topic="$1" text="$2" said
+  shift 2
+  if said="$("$@" 2>&1)"; then ok "$topic" "$text, up to date"; else
+    tail -n 20 <<<"$said"
+    problem "$topic" "$text: failed" "run it by hand: $*"
+  fi
+}

@@ -1,0 +1,231 @@
+"""The small programs of `infra/services` and `infra/host`, each on its own, without a server."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from infra.host.p2p_check import check_copies, pattern, wrong_bytes
+from infra.host.p2p_check import main as p2p_main
+from infra.services.add_mlflow_user import add_user
+from infra.services.make_buckets import make_buckets
+from tests.support.s3_server import BUCKET, point_to, s3_server
+
+ROOT = Path(__file__).parents[3]
+SERVICES = ROOT / "infra/services"
+
+OBEDIENT = """
+import signal, sys
+def save(*_):
+    open(sys.argv[1], "w").write("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+signal.pause()
+"""
+STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+PARENT = """
+import subprocess, sys
+children = [subprocess.Popen([sys.executable, "-c", *call], stdout=subprocess.PIPE, start_new_session=True) for call in {calls!r}]
+for child in children: child.stdout.readline()
+print(*(child.pid for child in children), flush=True)
+for child in children: child.wait()
+sys.stdin.read()
+"""
+
+
+class Family:
+    """A parent with children in sessions of their own, as a worker has its flow runs."""
+
+    def __init__(self, *calls: list[str]) -> None:
+        program = [sys.executable, "-c", PARENT.format(calls=list(calls))]
+        self.parent = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.parent.stdout is not None
+        self.children = [int(pid) for pid in self.parent.stdout.readline().split()]
+
+    def end(self) -> None:
+        for pid in self.children:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, 9)
+        self.parent.kill()
+        self.parent.communicate()
+
+
+def end_flow_runs(family: Family, limit_s: int) -> str:
+    command = [SERVICES / "end-flow-runs", str(family.parent.pid), str(limit_s)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_flow_runs_are_asked_once_and_waited_for_and_the_worker_is_left(tmp_path: Path) -> None:
+    family = Family([OBEDIENT, str(tmp_path / "a")], [OBEDIENT, str(tmp_path / "b")])
+    try:
+        said = end_flow_runs(family, 30)
+        assert sorted(int(line.split()[4]) for line in said.splitlines()) == sorted(family.children)
+        assert [(tmp_path / name).read_text(encoding="utf-8") for name in "ab"] == ["saved", "saved"]
+        assert family.parent.poll() is None, "the worker still has to record how they ended"
+    finally:
+        family.end()
+
+
+def test_a_flow_run_that_will_not_end_is_left_to_the_caller_after_the_limit() -> None:
+    family = Family([STUBBORN])
+    try:
+        end_flow_runs(family, 1)
+        assert Path(f"/proc/{family.children[0]}").exists(), "killing is systemd's business"
+    finally:
+        family.end()
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path) -> Path:
+    """A folder with a `mlflow` that only says how it was called."""
+    fake = tmp_path / "mlflow"
+    fake.write_text('#!/bin/sh\nenv >"$0.env"; echo "$@"\n', encoding="utf-8")
+    fake.chmod(0o755)
+    return tmp_path
+
+
+def start_mlflow(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin", "DFLASH_BIN": str(folder), "DFLASH_MLFLOW_STATE": str(folder)} | environment
+    return subprocess.run([SERVICES / "mlflow"], env=env, capture_output=True, text=True, check=False)
+
+
+def test_mlflow_listens_on_loopback_and_has_no_secret_on_its_command_line(mlflow: Path) -> None:
+    secrets = {
+        "MLFLOW_BACKEND_STORE_URI": "postgresql+psycopg://mlflow:hidden1@db/mlflow",
+        "MLFLOW_AUTH_DATABASE_URI": "postgresql+psycopg://mlflow:hid%20den2@db/mlflow_auth",
+        "MLFLOW_AUTH_ADMIN_PASSWORD": "hidden3-and-longer",
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "hidden4",
+    }
+    said = start_mlflow(mlflow, **secrets).stdout
+    assert said.split() == ["server", "--host", "127.0.0.1", "--port", "5000", "--workers", "1", "--app-name", "basic-auth"]
+    file = mlflow / "basic_auth.ini"
+    assert file.stat().st_mode & 0o777 == 0o600
+    read = configparser.ConfigParser()
+    read.read(file)
+    assert read["mlflow"]["database_uri"] == secrets["MLFLOW_AUTH_DATABASE_URI"]
+    assert "hidden3" not in file.read_text(encoding="utf-8")
+    assert f"MLFLOW_AUTH_CONFIG_PATH={file}" in (mlflow / "mlflow.env").read_text(encoding="utf-8")
+
+
+def test_mlflow_without_a_password_has_no_auth_and_half_an_auth_is_refused(mlflow: Path) -> None:
+    assert "basic-auth" not in start_mlflow(mlflow).stdout
+    half = start_mlflow(mlflow, MLFLOW_AUTH_ADMIN_PASSWORD="hidden-and-longer")
+    assert half.returncode != 0
+    assert "needed by basic auth" in half.stderr
+
+
+class _Mlflow(BaseHTTPRequestHandler):
+    answer: tuple[int, dict[str, Any]] = (200, {})
+    asked: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, self.headers["Authorization"], body))
+        status, answer = self.answer
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def accounts() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Mlflow)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_further_account_is_asked_for_as_the_administrator(accounts: str) -> None:
+    _Mlflow.answer = (200, {"user": {"username": "ada"}})
+    assert add_user(accounts, admin=("boss", "secret"), name="ada", password="long-enough-one") is None
+    path, authorization, body = _Mlflow.asked[-1]
+    assert path == "/api/2.0/mlflow/users/create"
+    assert authorization == "Basic Ym9zczpzZWNyZXQ="
+    assert body == {"username": "ada", "password": "long-enough-one"}
+
+
+def test_a_refusal_is_one_line_without_the_servers_inside(accounts: str) -> None:
+    _Mlflow.answer = (400, {"message": "User exists\n[parameters: {'password_hash': 'scrypt:...'}]"})
+    assert add_user(accounts, admin=("boss", "secret"), name="ada", password="long-enough-one") == "User exists"
+
+
+def test_buckets_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as endpoint:
+        point_to(monkeypatch, endpoint)
+        assert make_buckets([BUCKET, "fresh"]) == [f"bucket {BUCKET} is there", "bucket fresh made"]
+        assert make_buckets([BUCKET, "fresh"]) == [f"bucket {BUCKET} is there", "bucket fresh is there"]
+
+
+def test_copies_between_devices_are_compared_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert check_copies([cpu, cpu, cpu], nbytes=4096) == []
+    real = torch.Tensor.to
+
+    def zeros_arrive(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        arrived = real(tensor, *args, **kwargs)
+        return torch.zeros_like(arrived) if kwargs.get("copy") else arrived
+
+    monkeypatch.setattr(torch.Tensor, "to", zeros_arrive)
+    expected = int((pattern(4096, cpu, seed=20) != 0).sum())
+    assert wrong_bytes(cpu, cpu, nbytes=4096) == expected
+    assert len(check_copies([cpu, cpu], nbytes=4096)) == 2
+
+
+def test_one_device_has_nothing_to_copy_between(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["p2p_check.py", "--device", "cpu", "--count", "1"])
+    assert p2p_main() == 0
+    assert "nothing to copy" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_the_sum_over_processes_arrives() -> None:
+    command = [sys.executable, ROOT / "infra/host/p2p_check.py", "--device", "cpu", "--count", "2", "--bytes", "65536"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every byte arrived" in done.stdout
+
+
+def test_a_url_that_does_not_answer_is_not_waited_for_for_ever(accounts: str) -> None:
+    gone = subprocess.run([SERVICES / "await-http", f"{accounts}/nothing", "1"], capture_output=True, text=True, check=False)
+    assert gone.returncode == 1
+    assert "does not answer" in gone.stderr
+
+
+def test_upgrades_show_no_password_on_a_command_line(tmp_path: Path) -> None:
+    for name in ("prefect", "mlflow", "python"):
+        fake = tmp_path / name
+        fake.write_text(f'#!/bin/sh\necho "{name} $@ with $PGPASSWORD"\n', encoding="utf-8")
+        fake.chmod(0o755)
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "DFLASH_BIN": str(tmp_path),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://prefect:hidden1@db/prefect",
+        "MLFLOW_BACKEND_STORE_URI": "postgresql+psycopg://mlflow:hidden2@db:5432/mlflow",
+        "MLFLOW_AUTH_DATABASE_URI": "sqlite:////state/accounts.db",
+    }
+    said = subprocess.run([SERVICES / "upgrade-databases"], env=env, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [
+        "prefect server database upgrade -y with ",
+        "mlflow db upgrade postgresql+psycopg://mlflow@db:5432/mlflow with hidden2",
+        "python -m mlflow.server.auth db upgrade --url sqlite:////state/accounts.db with hidden2",
+        "databases are up to date",
+    ]
