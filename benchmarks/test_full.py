@@ -51,9 +51,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "test-full", help="where outcomes are kept")
     parser.add_argument("--lanes", type=int, default=LANES, help="pytest processes at once")
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout to be tested")
-    parser.add_argument(
-        "--only", nargs="+", metavar="PART", help="some parts, e.g. tests/unit/rollback; the result names them"
-    )
+    parser.add_argument("--only", nargs="+", metavar="PART", help="some parts, e.g. tests/unit/rollback; the result names them")
     arguments = parser.parse_args()
     wanted = arguments.only or ([QUICK_PART] if arguments.quick else parts(arguments.root))
     rows = release_test(arguments.root, wanted, work=arguments.work, lanes=arguments.lanes, scale={} if arguments.quick else SCALE)
