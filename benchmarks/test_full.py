@@ -1,8 +1,9 @@
 """The release test: every test with `DFLASH_FULL=1`, thousands of histories and schedules, sixty kills; at most two hours.
 
 Each integration test file and each folder of unit tests is a part with a pytest process of its own, three at a time. A part's
-outcome is appended to `<work>/parts.jsonl` at once, so an interrupted release test goes on where it was, as long as the code is the
-same; a part that failed runs again. The stored result says which revision was tested, and tells every failure.
+outcome is appended to `<work>/parts.jsonl` at once, so an interrupted release test goes on where it was: what has passed runs again
+only if the code, what tests share, or the part itself has changed. The stored result says which revision was tested, and tells every
+failure.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ CODE = (
     "tasks",
     "flows",
     "prefect_dflash",
-    "tests",
     "configs",
     "infra",
     "release",
@@ -42,6 +42,7 @@ CODE = (
     "prefect.yaml",
     "pyproject.toml",
 )
+SHARED = ("tests/support", "tests/fixtures", "tests/**/conftest.py")
 COUNTS = ("tests", "failures", "errors", "skipped")
 
 
@@ -87,13 +88,14 @@ def release_test(root: Path, wanted: Sequence[str], *, work: Path, lanes: int, s
         One outcome for each part.
     """
     work.mkdir(parents=True, exist_ok=True)
-    store, key = work / "parts.jsonl", tree_hash(root)
-    passed = {row["part"]: row for row in _stored(store) if row["key"] == key and row["ok"]}
+    store, keys = work / "parts.jsonl", {part: part_key(root, part) for part in wanted}
+    passed = {row["part"]: row for row in _stored(store) if row["key"] == keys.get(row["part"]) and row["ok"]}
     rows = [passed[part] for part in wanted if part in passed]
     with ThreadPoolExecutor(lanes) as pool:
         running = [pool.submit(run_part, root, part, work=work, scale=scale) for part in wanted if part not in passed]
         for future in as_completed(running):
-            row = {"key": key, **future.result()}
+            found = future.result()
+            row = {"key": keys[found["part"]], **found}
             with store.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             rows.append(row)
@@ -151,10 +153,10 @@ def figures(rows: Iterable[Mapping[str, Any]], *, revision: str, of: int) -> dic
     }
 
 
-def tree_hash(root: Path) -> str:
-    """Identity of everything that a test may depend on."""
+def part_key(root: Path, part: str) -> str:
+    """Identity of everything that a part's outcome may depend on."""
     digest = hashlib.sha256()
-    for pattern in CODE:
+    for pattern in (*CODE, *SHARED, part):
         for file in sorted(path for top in root.glob(pattern) for path in ([top] if top.is_file() else top.rglob("*"))):
             if file.is_file() and "__pycache__" not in file.parts:
                 digest.update(f"{file.relative_to(root)}\0".encode())

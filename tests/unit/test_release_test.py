@@ -32,4 +32,9 @@ def test_what_passed_is_kept_and_what_failed_is_named_and_run_again(tmp_path: Pa
 
     broken.write_text(PASSES)
     assert run()["failed"] == "none"
+    assert (work / "parts.jsonl").read_text().count("test_whole") == 1, "another part has changed"
+
+    (root / "dflash").mkdir()
+    (root / "dflash" / "code.py").write_text("")
+    assert run()["failed"] == "none"
     assert (work / "parts.jsonl").read_text().count("test_whole") == 2, "the code has changed: everything runs again"

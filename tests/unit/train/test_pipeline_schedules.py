@@ -173,7 +173,7 @@ def test_no_schedule_breaks_order_bounds_or_the_end(chunk: int, monkeypatch: pyt
         except (AssertionError, DeadlockError) as error:
             raise AssertionError(f"seed {seed}, {case_of(seed)}: {error}") from error
         orders.add(tuple(made))
-    assert len(orders) > SCHEDULES // CHUNKS // 10, "the schedules differ"
+    assert len(orders) >= min(100, SCHEDULES // CHUNKS // 10), "the schedules differ"
 
 
 def test_a_seed_repeats_itself_to_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
