@@ -2,8 +2,7 @@
 
 Each integration test file and each folder of unit tests is a part with a pytest process of its own, three at a time. A part's
 outcome is appended to `<work>/parts.jsonl` at once, so an interrupted release test goes on where it was: what has passed runs again
-only if the code, what tests share, or the part itself has changed. The stored result says which revision was tested, and tells every
-failure.
+only if the code, what tests share, or the part itself has changed. The stored result names the revision and every failure.
 """
 
 from __future__ import annotations
