@@ -11,7 +11,9 @@ from dflash.records import SweepCell, SweepResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANEL_INCHES = (4.2, 4.2)
+PANEL_INCHES = (4.2, 4.4)
+APART = 0.07
+"""Drafts that the lines' intervals stand apart, so that none hides another."""
 DOTS_PER_INCH = 130
 COLOURS = ("#2f6db3", "#d9772b", "#3c8d5a", "#8d4fa8", "#b33f52", "#5b6672")
 
@@ -33,7 +35,7 @@ def draw_sweep(result: SweepResult) -> bytes:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9)
     step = "" if result.step is None else f" at step {result.step}"
-    best = f"best (star): {setting_text(result.best)}: {gain_text(result.best)}"
+    best = f"best (star): {setting_text(result.best)}\n{gain_text(result.best)}"
     figure.suptitle(f"{result.drafter}{step}: decoding speed, {result.prompts} prompts\n{best}", fontsize=10, x=0.01, ha="left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
@@ -42,10 +44,12 @@ def draw_sweep(result: SweepResult) -> bytes:
 
 def _panel(axes: Axes, result: SweepResult, temperature: float) -> None:
     cells = [cell for cell in result.cells if cell.temperature == temperature]
-    for index, batch_size in enumerate(dict.fromkeys(cell.batch_size for cell in cells)):
+    batches = list(dict.fromkeys(cell.batch_size for cell in cells))
+    for index, batch_size in enumerate(batches):
+        shift = APART * (index - (len(batches) - 1) / 2)
         colour = COLOURS[index % len(COLOURS)]
         line = sorted((cell for cell in cells if cell.batch_size == batch_size), key=lambda cell: cell.block_size)
-        drafts = [cell.block_size - 1 for cell in line]
+        drafts = [cell.block_size - 1 + shift for cell in line]
         speeds = [cell.tokens_per_s for cell in line]
         axes.errorbar(
             drafts, speeds, yerr=_bars(line), color=colour, marker="o", markersize=4, capsize=2, linewidth=1.4, elinewidth=0.8,
@@ -55,7 +59,7 @@ def _panel(axes: Axes, result: SweepResult, temperature: float) -> None:
         if fastest is not None:
             axes.annotate(
                 f"{fastest.speedup:.2f}x",
-                (fastest.block_size - 1, _high(fastest)),
+                (fastest.block_size - 1 + shift, _high(fastest)),
                 xytext=(0, 3),
                 textcoords="offset points",
                 ha="center",
@@ -63,7 +67,7 @@ def _panel(axes: Axes, result: SweepResult, temperature: float) -> None:
                 color=colour,
             )
         if result.best in line:
-            axes.plot([result.best.block_size - 1], [result.best.tokens_per_s], marker="*", markersize=15, color=colour)
+            axes.plot([result.best.block_size - 1 + shift], [result.best.tokens_per_s], marker="*", markersize=15, color=colour)
     axes.set_title(f"temperature {temperature:g}" + (" (greedy)" if temperature == 0 else ""), fontsize=10)
     axes.set_xlabel("drafts a block (0: plain decoding)")
     axes.set_xticks(sorted({cell.block_size - 1 for cell in cells}))

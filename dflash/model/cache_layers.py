@@ -151,9 +151,11 @@ def _stack_linear(parts: Sequence[Any], into: Any) -> None:
 def _slid(values: Tensor, starts: Sequence[int], columns: int) -> Tensor:
     """Columns starts[r] onwards of each row [H, L, Dh], as the gather gives them, for a CPU: in a quarter of its time."""
     result = values.new_empty(values.shape[0], values.shape[1], columns, values.shape[3])
+    most_empty = min(max(-min(starts), 0), columns)
+    if most_empty:
+        result[:, :, :most_empty] = values[:, :, :1]
     for row, start in enumerate(starts):
         empty = min(max(-start, 0), columns)
-        result[row, :, :empty] = values[row, :, :1]
         result[row, :, empty:] = values[row, :, start + empty : start + columns]
     return result
 

@@ -84,6 +84,8 @@ def test_progress_past_the_region_forgives_and_nothing_else_does() -> None:
     spent = rolled_back(0, onset=2400, target=2000)
     assert len(open_regions([*spent, clean(3400, 1)], region_steps=1000)) == 1
     assert open_regions([*spent, clean(3401, 1)], region_steps=1000) == ()
+    for state in ("writing", "durable", "probation", "suspect", "bad"):
+        assert len(open_regions([*spent, replace(clean(3401, 1), state=state)], region_steps=1000)) == 1, "only clean is progress"
     # A checkpoint that was clean before the rollback is no progress.
     assert len(open_regions([clean(3401), *spent], region_steps=1000)) == 1
 
