@@ -27,6 +27,8 @@ GOAL = 28
 COPIED = ("dflash", "tests", "tasks", "flows", "prefect_dflash", "benchmarks", "configs", "infra", "pyproject.toml", "prefect.yaml")
 QUICK = 2
 LIMIT_S = 900
+HANGS_S = 150
+"""A test that takes longer has failed: some faults make loops that never end."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest; every other one says that nothing was tested."""
 
@@ -106,7 +108,18 @@ def run_tests(tests: Sequence[str], copy: Path) -> tuple[int, float, str]:
     """Exit code, CPU seconds and the end of the output of the tests in the copy."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DFLASH_", "PREFECT_", "MLFLOW_"))}
     environment = kept | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/unit/{name}" for name in tests)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"timeout={HANGS_S}",
+        *(f"tests/unit/{name}" for name in tests),
+    ]
     before = os.times()
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     after = os.times()
