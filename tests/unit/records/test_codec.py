@@ -114,6 +114,7 @@ def test_every_record_is_frozen_and_the_files_among_them_are_versioned(kind: typ
     }
     parts |= {records.DataFile, records.SourceEntry, records.CheckResult, records.Damage, LrOverlay}
     parts |= {records.SavedState, records.GuardState, records.ProbeFigures}
+    parts |= {records.PromptSetEntry, records.RivalRow, records.SweepCell, records.RegisteredDrafter, records.Ruling}
     names = {field.name for field in dataclasses.fields(kind)}
     assert "schema_version" in names or kind in parts | {records.QuarantinedRow}
 
