@@ -111,9 +111,9 @@ def describe(name: str, *, group: str) -> Row:
 
 def licence_of(about: Any) -> str:
     """The licence as an SPDX identifier, from its expression, its classifiers, or the words that it uses."""
-    declared = [about["License-Expression"] or ""]
+    declared = [about.get("License-Expression") or ""]  # another finder of packages raises for what is not declared
     declared += [CLASSIFIERS.get(line.rpartition(" :: ")[2], "") for line in about.get_all("Classifier") or [] if "License" in line]
-    words = (about["License"] or "").strip().split("\n")[0]
+    words = (about.get("License") or "").strip().split("\n")[0]
     declared += [WORDS.get(words.lower(), words)]
     for licence in filter(None, declared):
         parts = [part.strip("() ") for part in re.split(r"\bAND\b|\bOR\b", licence)]
@@ -127,7 +127,7 @@ def home_of(about: Any) -> str:
     urls = [line.partition(", ") for line in about.get_all("Project-URL") or []]
     named = {label.lower(): address for label, _, address in urls}
     known = (named.get(label) for label in ("homepage", "home", "repository", "source", "source code", "github", "documentation"))
-    return next(filter(None, (*known, about["Home-page"])), "-")
+    return next(filter(None, (*known, about.get("Home-page"))), "-")
 
 
 def asked_by(licence: str) -> str:
