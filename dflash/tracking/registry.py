@@ -19,7 +19,7 @@ from pathlib import Path
 from dflash.errors import TrackingError
 from dflash.tracking.names import CHAMPION, TAG_DRAFTER, TAG_PATH
 from dflash.tracking.redact import redact_params
-from dflash.tracking.store import StoreRefusalError, prepare_environment, translated
+from dflash.tracking.store import StoreMissingError, prepare_environment, translated
 
 MAX_TAG_LENGTH = 500
 """Of a reason; the store takes more, people do not."""
@@ -60,7 +60,7 @@ class Registry:
         try:
             with translated():
                 return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
-        except StoreRefusalError:
+        except StoreMissingError:
             return False
 
     def find(self, drafter_sha256: str) -> Version | None:
@@ -110,12 +110,12 @@ class Registry:
             return Path(self._client.download_artifacts(version.run_id, path, place)).read_text(encoding="utf-8")
 
     def champion(self) -> Version | None:
-        """The version with the alias, None before the first."""
+        """The version with the alias, None before the first; a store that refuses to tell has not said that there is none."""
         try:
             with translated():
                 number = self._client.get_registered_model(self.model).aliases.get(CHAMPION)
                 return None if number is None else _version(self._client.get_model_version(self.model, number))
-        except StoreRefusalError:
+        except StoreMissingError:
             return None
 
     def crown(self, version: Version) -> None:

@@ -41,9 +41,8 @@ _ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-_REFUSALS = frozenset(
-    {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"}
-)
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "RESOURCE_ALREADY_EXISTS", _MISSING})
 
 
 class StoreUnreachableError(TrackingError):
@@ -52,6 +51,10 @@ class StoreUnreachableError(TrackingError):
 
 class StoreRefusalError(TrackingError):
     """The store answered and will never take this value."""
+
+
+class StoreMissingError(StoreRefusalError):
+    """The store answered that it holds no such thing: the one refusal that says that there is none."""
 
 
 def prepare_environment() -> None:
@@ -117,7 +120,7 @@ class Store:
                 if self._client.get_run(run_id).info.lifecycle_stage != "active":
                     return False
                 self._client.update_run(run_id, status="RUNNING")
-        except StoreRefusalError:
+        except StoreMissingError:
             return False
         return True
 
@@ -199,8 +202,9 @@ def translated() -> Iterator[None]:
     try:
         yield
     except _mlflow_exception() as error:
-        refused = getattr(error, "error_code", "") in _REFUSALS
-        kind = StoreRefusalError if refused else StoreUnreachableError
+        code = getattr(error, "error_code", "")
+        refused = StoreMissingError if code == _MISSING else StoreRefusalError
+        kind = refused if code in _REFUSALS else StoreUnreachableError
         raise kind(f"MLflow: {_first_line(error)}", remedy="see the store's own log") from error
     except (OSError, SQLAlchemyError) as error:
         raise StoreUnreachableError(f"MLflow: {_first_line(error)}", remedy="check that the store is up") from error
