@@ -148,11 +148,11 @@ def plain_decode_batch(
     """
     loop = _PlainLoop(target, limits, sampling)
     waiting = _Waiting(prompts, keys, rows)
-    while joining := waiting.next_for(len(loop.rows)) or loop.rows:
-        if joining is loop.rows:
-            loop.step()
-        else:
+    while waiting.rows or loop.rows:
+        if joining := waiting.next_for(len(loop.rows)):
             loop.admit(joining)
+        else:
+            loop.step()
     return [loop.traces[index] for index in range(len(prompts))]
 
 
@@ -160,13 +160,13 @@ class _Waiting:
     """Prompts that have not begun."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], keys: Sequence[str], rows: int | None) -> None:
-        self._rows = [_Row(place, key, len(ids), [*ids]) for place, (key, ids) in enumerate(zip(keys, prompts, strict=True))]
+        self.rows = [_Row(place, key, len(ids), [*ids]) for place, (key, ids) in enumerate(zip(keys, prompts, strict=True))]
         self._limit = len(prompts) if rows is None else rows
 
     def next_for(self, running: int) -> list[_Row]:
         """Those that join `running` rows now, taken out; none if there is no room, or nobody left."""
         free = self._limit - running
-        joining, self._rows = self._rows[:free], self._rows[free:]
+        joining, self.rows = self.rows[:free], self.rows[free:]
         return joining
 
 
@@ -266,11 +266,11 @@ def speculative_decode_batch(
     """
     loop = _Loop(target, proposer, limits, sampling, rollback)
     waiting = _Waiting(prompts, keys, rows)
-    while joining := waiting.next_for(len(loop.rows)) or loop.rows:
-        if joining is loop.rows:
-            loop.verify()
-        else:
+    while waiting.rows or loop.rows:
+        if joining := waiting.next_for(len(loop.rows)):
             loop.admit(joining)
+        else:
+            loop.verify()
     return [loop.traces[index] for index in range(len(prompts))]
 
 
