@@ -45,7 +45,8 @@ def register(groups: Any) -> None:
     )  # fmt: skip
     evaluate.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-        help="a key of the section evaluate for this call alone, e.g. evaluate.sweep.num_prompts=32 (may be repeated)",
+        help="a key of the section evaluate for this call alone, e.g. evaluate.sweep.num_prompts=32 (may be repeated); the result "
+        "lies beside the run's own",
     )  # fmt: skip
     compare = add_command(groups, "compare", "trained runs side by side: verdict, curves, acceptance, differences", _compare)
     compare.add_argument(
@@ -77,6 +78,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.checkpoint is not None:
         return _tell(arguments, stages.evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint))
+    if stages.settings_of_call(run):  # the run's summary tells what its own configuration asks for
+        return _tell(arguments, stages.evaluate_stage(run, bench, which="trained", progress=show))
     for which in ("untrained", "trained"):
         stages.evaluate_stage(run, bench, which=which, progress=show)
     summary = stages.summarise_stage(run)

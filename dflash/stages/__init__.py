@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dflash.stages.champion_folder import Champion, champion_of
     from dflash.stages.compare import CompareStage, compare_stage
     from dflash.stages.doctor import doctor_stage
-    from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench
+    from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench, settings_of_call
     from dflash.stages.health import health_pictures, health_stage, load_report
     from dflash.stages.prepare import (
         DataStage,
@@ -86,6 +86,7 @@ _HOMES = {
     "revive_stage": "revive",
     "select_stage": "select",
     "serve_command_stage": "served",
+    "settings_of_call": "evaluate",
     "spread_stage": "spread",
     "summarise_stage": "summary",
     "sweep_stage": "sweep",
@@ -143,6 +144,7 @@ __all__ = [
     "revive_stage",
     "select_stage",
     "serve_command_stage",
+    "settings_of_call",
     "spread_stage",
     "summarise_stage",
     "sweep_stage",

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from dflash.checkpoint import current_states, load_checkpoint, newest_durable, read_ledger
+from dflash.config import load_config, section_hash
 from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import load_data
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
@@ -78,7 +79,8 @@ def evaluate_stage(
         checkpoint: folder to evaluate instead.
 
     Returns:
-        The result; also written to `eval/<which>-step-N/` and logged to MLflow.
+        The result; also written to `eval/<which>-step-N/` and logged to MLflow. With settings of this call alone it is written
+        beside that, to `eval/<which>-with-<settings>-step-N/`, and only its files are logged: nothing of the run's is replaced.
 
     Raises:
         CheckpointError: no such checkpoint, or it is damaged.
@@ -104,15 +106,26 @@ def evaluate_stage(
         target, candidates, prompts, evaluate=config.evaluate, stop_ids=bench.stop_ids, progress=progress
     )
     rivals = rival_table(evaluation, baselines, evaluate=config.evaluate, machine=describe_machine()) if baselines else None
-    folder = run.paths.eval_dir / f"{which}-step-{loaded.manifest.step}"
+    asked = settings_of_call(run)
+    folder = run.paths.eval_dir / f"{which}{f'-with-{asked}' if asked else ''}-step-{loaded.manifest.step}"
     files = [*write_evaluation(evaluation, folder), *write_rivals(rivals, folder)]
     tracker = tracker_of(run)
-    for each in (evaluation, *baselines):
+    for each in () if asked else (evaluation, *baselines):
         tracker.log_metrics(evaluation_metrics(each.result), step=loaded.manifest.step)
     for file in files:
         tracker.log_artifact(file, f"eval/{folder.name}")
     require_lossless(evaluation.result)
     return evaluation.result
+
+
+def settings_of_call(run: Run) -> str:
+    """Name (hex) of the settings that this call measures with, empty if they are those of the run's own configuration.
+
+    Baselines and sweeps have files of their own, and a server's settings change no figure.
+    """
+    own, asked = load_config(run.paths.config).evaluate, run.config.evaluate
+    aside = {name: getattr(own, name) for name in ("baselines", "sweep", "server")}
+    return "" if asked.model_copy(update=aside) == own else section_hash(asked.model_copy(update=aside))[:8]
 
 
 def load_result(paths: RunPaths, which: Which) -> EvaluationResult:

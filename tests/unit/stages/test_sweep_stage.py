@@ -19,7 +19,7 @@ from dflash.evaluate.table import WIDTH, closing_table
 from dflash.model.drafter import Drafter
 from dflash.records import RivalTable, RunSummary, SweepResult, TrainerState, from_json
 from dflash.stages import sweep as sweep_module
-from dflash.stages.evaluate import EvaluationBench, evaluate_stage, open_bench
+from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench
 from dflash.stages.export import write_checkpoint
 from dflash.stages.rivals import load_rivals, with_baselines
 from dflash.stages.run import Run, reopen_run
@@ -153,6 +153,20 @@ def test_baselines_decode_the_prompts_of_the_drafter_beside_them(run: Run, bench
     assert all(row.lossless in (None, True) and row.prompts == 3 for row in table.rows)
     assert evaluate_stage(run, bench, which="trained", progress=quiet).acceptance_length == result.acceptance_length
     assert load_rivals(run.paths) is None, "an evaluation without baselines leaves no older table behind"
+
+
+def test_what_one_call_measures_otherwise_lies_beside_the_run_s_own_result(
+    run: Run, bench: EvaluationBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = evaluate_stage(run, bench, which="trained", progress=quiet)
+    before = {path: path.read_bytes() for path in run.paths.eval_dir.glob("trained-step-10/*")}
+    assert main(["evaluate", str(run.paths.root), "--set", "evaluate.max_new_tokens=3", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    (beside,) = run.paths.eval_dir.glob("trained-with-*-step-10/result.json")
+    assert json.loads(beside.read_text())["acceptance_length"] == shown["acceptance_length"]
+    assert {path: path.read_bytes() for path in run.paths.eval_dir.glob("trained-step-10/*")} == before
+    assert load_result(run.paths, "trained") == own
+    assert not run.paths.summary.exists()
 
 
 @pytest.mark.parametrize(
