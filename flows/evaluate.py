@@ -34,7 +34,7 @@ def evaluate(
         url: of a server with the drafter.
         plain_url: of one without, to judge losslessness by.
     """
-    if engine != "in_process":
+    if engine != "in_process" or url is not None or plain_url is not None:
         return [evaluate_server(run_dir, engine=engine, url=url, plain_url=plain_url)]
     results = evaluate_drafter(run_dir)
     if sweep:

@@ -22,7 +22,7 @@ Override = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+="
 Overrides = Annotated[list[Override], Field(description="Dotted assignments, e.g. `train.lr=3e-4`.")]
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name instead of the configured `run.name`.")]
 RunFolder = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="A run's folder name, e.g. `demo-001`.")]
-ServerUrl = Annotated[str, Field(pattern=r"^https?://[^\s]+$", description="Address of a server, e.g. `http://127.0.0.1:8000`.")]
+ServerUrl = Annotated[str, Field(pattern=r"^https?://[^\s@]+$", description="Address of a server, e.g. `http://127.0.0.1:8000`.")]
 RunPath = Annotated[str, Field(min_length=1, description="A run's folder, relative to the checkout.")]
 RunPaths = Annotated[list[RunPath], Field(min_length=2)]
 

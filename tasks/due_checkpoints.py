@@ -35,16 +35,18 @@ class DueCheckpoints:
             if str(error) != self._trouble:
                 logger.error("due checkpoints are not told, training goes on: %s", error)
             self._trouble = str(error)
+        else:
+            self._trouble = ""
 
     def _tell(self) -> None:
         paths, config = self._run.paths, self._run.config
         steps = list_checkpoints(paths.checkpoints_dir) if config.probe.every_steps else []
         if steps == self._seen:
             return
-        self._seen = steps
         known = outcomes(read_probes(paths.probes))
         for step in due_steps(paths, config):
             key = checkpoint_key(paths, step)
             if key not in known and key not in self._told:
                 due_event(paths, *key)
                 self._told.add(key)
+        self._seen = steps

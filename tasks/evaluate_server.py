@@ -24,8 +24,12 @@ from tasks.reporting import markdown
     tags=["dflash"],
     **NEVER_CACHED,
 )
-def evaluate_server(run_dir: str, *, engine: Literal["vllm", "sglang"], url: str | None, plain_url: str | None) -> EvaluationResult:
+def evaluate_server(
+    run_dir: str, *, engine: Literal["in_process", "vllm", "sglang"], url: str | None, plain_url: str | None
+) -> EvaluationResult:
     """Measure the drafter that a server runs; the figures become an artifact."""
+    if engine == "in_process":
+        raise ConfigError("a server's address is given, but engine is in_process", remedy="give engine too: vllm or sglang")
     if url is None:
         raise ConfigError(f"engine is {engine}, but there is no server", remedy="give url, e.g. http://127.0.0.1:8000")
     run = reopen_run(run_dir)

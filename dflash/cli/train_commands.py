@@ -55,8 +55,6 @@ def _train(arguments: argparse.Namespace) -> int:
 
     outcome = stages.train_stage(run, on_progress=on_progress)
     payload = {"run": str(run.paths.root), "resumed": run.resumed} | dataclasses.asdict(outcome)
-    if arguments.trace is not None:
-        write_trace(run.paths, arguments.trace, first_step=0, end_step=None)
     emit(
         arguments,
         payload,
@@ -65,4 +63,6 @@ def _train(arguments: argparse.Namespace) -> int:
         f"{outcome.stages}\n"
         f"checkpoint {outcome.checkpoint}\nnext: python -m dflash evaluate {run.paths.root}",
     )
+    if arguments.trace is not None:  # last: what a viewer cannot open must not hide what was trained
+        write_trace(run.paths, arguments.trace, first_step=0, end_step=None)
     return 0

@@ -38,7 +38,7 @@ def card_facts(
 
     Raises:
         RunStateError: the checkpoint, as it is now, was never evaluated.
-        DataError: the data set's manifest is gone.
+        DataError: the data set's manifest is gone, or the evaluation's evidence is damaged.
     """
     manifest = read_manifest(checkpoint)
     evaluation = _evaluation_of(run.paths, manifest.step)
@@ -105,7 +105,12 @@ def _not_evaluated(paths: RunPaths, step: int, why: str) -> RunStateError:
 
 def _evidence(evaluation: Path) -> dict[str, Any]:
     file = evaluation / EVIDENCE_FILE
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is damaged: {error}", remedy="evaluate the checkpoint again") from error
     return known if isinstance(known, dict) else {}
 
 

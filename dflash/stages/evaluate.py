@@ -84,10 +84,16 @@ def evaluate_stage(
 
     Raises:
         CheckpointError: no such checkpoint, or it is damaged.
+        RunStateError: it is another run's.
         NotLosslessError: speculative and plain decoding disagree.
     """
     folder = checkpoint or _checkpoint_of(run.paths, which)
     loaded = load_checkpoint(folder)
+    if folder.resolve() != run.paths.checkpoint(loaded.manifest.step).resolve():
+        raise RunStateError(  # its result would take the place of the run's own
+            f"{folder} is no checkpoint of run {run.paths.root}",
+            remedy=f"evaluate it in its own run, or beside this one: --baseline {folder}",
+        )
     config = run.config
     drafter = Drafter(config.drafter, target_hidden_size=bench.target.info.hidden_size)
     drafter.load_state_dict(loaded.drafter)
@@ -107,7 +113,7 @@ def evaluate_stage(
     )
     rivals = rival_table(evaluation, baselines, evaluate=config.evaluate, machine=describe_machine()) if baselines else None
     asked = settings_of_call(run)
-    folder = run.paths.eval_dir / f"{which}{f'-with-{asked}' if asked else ''}-step-{loaded.manifest.step}"
+    folder = run.paths.eval_dir / f"{label_with(which, asked)}-step-{loaded.manifest.step}"
     files = [*write_evaluation(evaluation, folder), *write_rivals(rivals, folder)]
     tracker = tracker_of(run)
     for each in () if asked else (evaluation, *baselines):
@@ -118,14 +124,19 @@ def evaluate_stage(
     return evaluation.result
 
 
-def settings_of_call(run: Run) -> str:
+def settings_of_call(run: Run, *, counted: Literal["sweep", "server"] | None = None) -> str:
     """Name (hex) of the settings that this call measures with, empty if they are those of the run's own configuration.
 
-    Baselines and sweeps have files of their own, and a server's settings change no figure.
+    Baselines have files of their own; settings of sweeps and servers count only for what one of them measures (`counted`).
     """
     own, asked = load_config(run.paths.config).evaluate, run.config.evaluate
-    aside = {name: getattr(own, name) for name in ("baselines", "sweep", "server")}
+    aside = {name: getattr(own, name) for name in ("baselines", "sweep", "server") if name != counted}
     return "" if asked.model_copy(update=aside) == own else section_hash(asked.model_copy(update=aside))[:8]
+
+
+def label_with(label: str, settings: str) -> str:
+    """What a result of these settings (see `settings_of_call`) is called beside that of the run's own."""
+    return f"{label}-with-{settings}" if settings else label
 
 
 def load_result(paths: RunPaths, which: Which) -> EvaluationResult:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,12 +20,20 @@ from pathlib import Path
 import torch
 
 from dflash.checkpoint import (
+    BEST,
     ProbeWriter,
+    best_checkpoint,
+    current_states,
     hold_probes,
+    list_checkpoints,
     load_drafter,
     outcomes,
+    point_to,
+    read_ledger,
     read_manifest,
+    read_pointer,
     read_probes,
+    remove_pointer,
     tries,
 )
 from dflash.data.pointer import read_data_pointer
@@ -33,7 +41,7 @@ from dflash.data.prepare import load_data
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import CheckpointError, DflashError, RunStateError
 from dflash.evaluate.candidates import drafter_candidate
-from dflash.evaluate.probe import probe_drafter, probe_identity
+from dflash.evaluate.probe import paired_gain, probe_drafter, probe_identity
 from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts
 from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
@@ -106,6 +114,30 @@ def checkpoint_key(paths: RunPaths, step: int) -> tuple[int, int]:
         return step, read_manifest(paths.checkpoint(step)).segment
     except CheckpointError:
         return step, -1
+
+
+def best_by_probes(run: Run, records: Sequence[ProbeRecord]) -> int | None:
+    """Step of the best checkpoint in place by its probe; the one that is pointed to stays unless another is shown to be better."""
+    directory = run.paths.checkpoints_dir
+    return best_checkpoint(
+        records,
+        current_states(read_ledger(run.paths.ledger)),
+        in_place=list_checkpoints(directory),
+        best=read_pointer(directory, BEST),
+        is_better=lambda new, old: paired_gain(new, old, evaluate=run.config.evaluate)[0] > 0,
+    )
+
+
+def point_to_best(run: Run, records: Sequence[ProbeRecord]) -> int | None:
+    """Let the pointer `best` say which one it is, and return its step; without one there is no pointer."""
+    directory = run.paths.checkpoints_dir
+    before, best = read_pointer(directory, BEST), best_by_probes(run, records)
+    if best is not None and best != before:
+        logger.info("step-%d is the best checkpoint by its probe", best)
+        point_to(directory, BEST, best)
+    elif best is None and before is not None:
+        remove_pointer(directory, BEST)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

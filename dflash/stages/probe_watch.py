@@ -18,23 +18,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from dflash.checkpoint import (
-    BEST,
     ProbeFile,
     ProbesHeldError,
-    best_checkpoint,
-    current_states,
     hold_probes,
     list_checkpoints,
     outcomes,
-    point_to,
-    read_ledger,
-    read_pointer,
-    remove_pointer,
 )
 from dflash.errors import DflashError
-from dflash.evaluate.probe import paired_gain
-from dflash.records import EventRecord, ProbeFigures, ProbeRecord, RunPaths
-from dflash.stages.probe import checkpoint_key, give_up
+from dflash.records import EventRecord, ProbeRecord, RunPaths
+from dflash.stages.probe import checkpoint_key, give_up, point_to_best
 from dflash.stages.run import Run
 from dflash.train.follow import parse_lines
 from dflash.train.probes import due_steps
@@ -105,30 +97,29 @@ class ProbeWatch:
         if self._run.config.probe.runner == "supervisor":
             self._see_to_child(lines=len(records))
         elif self._flow.is_overdue(wanted=self._wanted, lines=len(records)):
-            self._give_up_on_flow()
+            self._give_up("no flow run has probed it (is the automation installed, and a worker up?)")
         if seen != self._seen:
             new = [record for record in outcomes(records).values() if _identity(record) not in self._taken_in()]
             for record in sorted(new, key=lambda record: record.at):
                 self._take_in(record)
             if records:
-                self._choose_best(records)
+                point_to_best(self._run, records)
             self._seen = seen
 
     def _see_to_child(self, *, lines: int) -> None:
         paths = self._run.paths
         self._child.tick(wanted=self._wanted, lines=lines)
         if self._child.is_hopeless:
-            with hold_probes(paths) as writer:
-                give_up(self._run, writer, reason=f"its process died {_STARTS_WITHOUT_A_WORD} times, see {paths.probe_output.name}")
+            self._give_up(f"its process died {_STARTS_WITHOUT_A_WORD} times, see {paths.probe_output.name}")
             self._child.hope_again()
 
-    def _give_up_on_flow(self) -> None:
-        """No flow run has begun for as long as a probe may take: the verdicts wait no longer."""
+    def _give_up(self, reason: str) -> None:
+        """The verdicts wait no longer, unless somebody else is probing: our own process cannot begin then, and need not."""
         try:
             with hold_probes(self._run.paths) as writer:
-                give_up(self._run, writer, reason="no flow run has probed it (is the automation installed, and a worker up?)")
+                give_up(self._run, writer, reason=reason)
         except ProbesHeldError:
-            logger.debug("a flow run is probing: waiting on")
+            logger.debug("somebody else is probing: waiting on")
 
     def _glance(self) -> object:
         """What everything here comes from, cheaply: while it stays the same, nothing else is due, and the best stays the best."""
@@ -171,20 +162,6 @@ class ProbeWatch:
         if self._taken is None:
             self._taken = set(_logged_probes(self._run.paths.log))
         return self._taken
-
-    def _choose_best(self, records: list[ProbeRecord]) -> None:
-        directory = self._run.paths.checkpoints_dir
-        current, in_place = current_states(read_ledger(self._run.paths.ledger)), list_checkpoints(directory)
-        before = read_pointer(directory, BEST)
-        best = best_checkpoint(records, current, in_place=in_place, best=before, is_better=self._is_better)
-        if best is not None and best != before:
-            logger.info("step-%d is the best checkpoint by its probe", best)
-            point_to(directory, BEST, best)
-        elif best is None and before is not None:
-            remove_pointer(directory, BEST)
-
-    def _is_better(self, new: ProbeFigures, old: ProbeFigures) -> bool:
-        return paired_gain(new, old, evaluate=self._run.config.evaluate)[0] > 0
 
 
 class _Patience:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.checkpoint import BEST, current_states, list_checkpoints, load_drafter, read_ledger, read_manifest, read_pointer
-from dflash.config import Config, load_config
+from dflash.config import Config
 from dflash.config.publish import HUB_NAME
 from dflash.errors import ConfigError, DrafterError
 from dflash.evaluate.run import Evaluation
@@ -29,7 +29,7 @@ from dflash.records import CheckResult, RegisteredDrafter, RunPaths
 from dflash.stages.card_facts import card_facts
 from dflash.stages.export import newest_checkpoint, write_checkpoint
 from dflash.stages.model_card import model_card
-from dflash.stages.publish_audit import CARD_NAME, check_folder, require_passed, require_private
+from dflash.stages.publish_audit import CARD_NAME, check_folder, is_published_file, require_passed, require_private
 from dflash.stages.published import measure_published
 from dflash.stages.register import register_drafter
 from dflash.stages.run import Run, reopen_run
@@ -141,14 +141,13 @@ def _decoded(evaluation: Evaluation) -> CheckResult:
 
 def _opened(request: PublishRequest) -> tuple[Run, Path]:
     """The run, with the overrides of its publish section, and the checkpoint that is meant."""
-    is_checkpoint = (request.source / "manifest.json").is_file()
-    run = reopen_run(request.source.parent.parent if is_checkpoint else request.source)
     for assignment in request.overrides:
         if not assignment.startswith(_SECTION):
             raise ConfigError(
                 f"{assignment!r} is no key of the publish section", remedy="only publish.KEY=VALUE can be given when publishing"
             )
-    run = dataclasses.replace(run, config=load_config(run.paths.config, overrides=request.overrides))
+    is_checkpoint = (request.source / "manifest.json").is_file()
+    run = reopen_run(request.source.parent.parent if is_checkpoint else request.source, overrides=request.overrides)
     return run, request.source if is_checkpoint else _best_or_newest(run.paths)
 
 
@@ -183,6 +182,8 @@ def _base_model(config: Config) -> str:
 
 
 def _require_replaceable(place: Path) -> None:
-    """Only what an earlier call made, or an empty folder, is replaced."""
-    if place.is_file() or (place.is_dir() and any(place.iterdir()) and not (place / CARD_NAME).is_file()):
+    """Only what an earlier call made, or an empty folder, is replaced: whatever stands there is gone afterwards."""
+    found = list(place.iterdir()) if place.is_dir() else []
+    has_card = not found or (place / CARD_NAME).is_file()
+    if place.is_file() or not has_card or not all(map(is_published_file, found)):
         raise DrafterError(f"{place} holds something else than a published drafter", remedy="name an empty or a new folder")

@@ -15,7 +15,7 @@ from dflash.evaluate.run import Evaluation, evaluate_drafter, require_lossless
 from dflash.evaluate.write import write_evaluation
 from dflash.model.export import import_drafter
 from dflash.records import EvaluationResult
-from dflash.stages.evaluate import open_bench
+from dflash.stages.evaluate import label_with, open_bench, settings_of_call
 from dflash.stages.export import check_same_target, stored_in, tables_of, target_at
 from dflash.stages.run import Run
 
@@ -31,14 +31,15 @@ def evaluate_published(run: Run, folder: Path, *, progress: Callable[[str, int, 
         progress: called with (label, done, total).
 
     Returns:
-        The result; also written to `eval/published-<name of the folder>/`.
+        The result; also written to `eval/published-<name of the folder>/`, or beside that with settings of this call alone.
 
     Raises:
         DrafterError, RunStateError: the folder is incomplete or belongs to another target.
         NotLosslessError: speculative and plain decoding disagree.
     """
     evaluation = measure_published(run, folder, progress=progress)
-    write_evaluation(evaluation, run.paths.eval_dir / f"{LABEL}-{folder.resolve().name}")
+    label = label_with(f"{LABEL}-{folder.resolve().name}", settings_of_call(run))
+    write_evaluation(evaluation, run.paths.eval_dir / label)
     require_lossless(evaluation.result)
     return evaluation.result
 

@@ -59,8 +59,7 @@ def register_drafter(run: Run, folder: Path, checkpoint: Path, *, tags: Mapping[
         elif (folder / CARD_FILE).is_file():
             registry.add_files(folder / CARD_FILE, run_id=version.run_id, path=version.path)
         _store_evidence(registry, version, evidence)
-        champion = registry.champion()
-        ruling = _ruling(run, registry, champion, evidence, probe)
+        champion, ruling = _challenge(run, registry, evidence, probe)
         registry.tag(version, {**tags, **_ruling_tags(evidence, ruling, champion, version)})
         if ruling.moves:
             registry.crown(version)
@@ -122,6 +121,16 @@ def _mlflow_run(run: Run, registry: Registry) -> str:
     if tracker.run_id is None:
         raise TrackingError(f"the MLflow store {tracker.uri} does not answer", remedy="check that the store is up")
     return tracker.run_id
+
+
+def _challenge(run: Run, registry: Registry, evidence: RegisteredEvidence, probe: FolderProbe) -> tuple[Version | None, Ruling]:
+    """Rule on the champion of this moment: measuring one can take minutes, in which another machine may crown somebody else."""
+    champion = registry.champion()
+    while True:
+        ruling, now = _ruling(run, registry, champion, evidence, probe), registry.champion()
+        if (champion and champion.number) == (now and now.number):
+            return champion, ruling
+        champion = now
 
 
 def _ruling(
@@ -192,7 +201,7 @@ def _ruling_tags(evidence: RegisteredEvidence, ruling: Ruling, champion: Version
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One challenge at a time on this machine: between the look at the champion and the move nobody else may move it."""
+    """One challenge at a time among the runs of a folder; `_challenge` sees what others move."""
     with lock.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -64,6 +64,10 @@ def with_baselines(run: Run, target: Target, judged: Candidate, *, names: Sequen
             candidates.append(lookup_candidate(wide, block_size=judged.proposer.max_drafts + 1))
         else:
             candidates.append(_candidate(wide, rivals[name], block_size=run.config.evaluate.block_size))
+    labels = [each.label for each in candidates]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise EvaluationError(f"two drafters would be called {twice!r}", remedy="give one of their folders another name")
     return wide, candidates
 
 

@@ -15,23 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.checkpoint import (
-    BEST,
     ProbesHeldError,
-    best_checkpoint,
-    current_states,
-    list_checkpoints,
     outcomes,
-    point_to,
-    read_ledger,
-    read_pointer,
     read_probes,
 )
 from dflash.errors import RunStateError
-from dflash.evaluate.probe import paired_gain
 from dflash.model.export_fields import DtypeName
 from dflash.records import ProbeRecord, RegisteredDrafter, RunPaths
 from dflash.stages.export import write_checkpoint
-from dflash.stages.probe import checkpoint_key, probe_stage
+from dflash.stages.probe import best_by_probes, checkpoint_key, point_to_best, probe_stage
 from dflash.stages.register import register_drafter
 from dflash.stages.run import Run, reopen_run
 from dflash.train.probes import due_steps
@@ -69,28 +61,13 @@ def select_stage(run_dir: str | Path, *, register: bool) -> SelectStage:
     """
     run = reopen_run(run_dir)
     _probe(run)
-    best = choose_best(run)
-    found = tuple(sorted(outcomes(read_probes(run.paths.probes)).values(), key=lambda record: record.step))
+    records = read_probes(run.paths.probes)
+    best = best_by_probes(run, records) if run_is_live(run.paths) else point_to_best(run, records)
+    found = tuple(sorted(outcomes(records).values(), key=lambda record: record.step))
     registered = None
     if register and best is not None and run.config.tracking.enabled:
         registered = register_checkpoint(run, best)
     return SelectStage(found, best, registered)
-
-
-def choose_best(run: Run) -> int | None:
-    """The best checkpoint by its probes; the pointer is moved unless the run's supervisor sees to it."""
-    directory = run.paths.checkpoints_dir
-    records, before = read_probes(run.paths.probes), read_pointer(directory, BEST)
-    best = best_checkpoint(
-        records,
-        current_states(read_ledger(run.paths.ledger)),
-        in_place=list_checkpoints(directory),
-        best=before,
-        is_better=lambda new, old: paired_gain(new, old, evaluate=run.config.evaluate)[0] > 0,
-    )
-    if best is not None and best != before and not run_is_live(run.paths):
-        point_to(directory, BEST, best)
-    return best
 
 
 def register_checkpoint(run: Run, step: int) -> RegisteredDrafter:

@@ -32,6 +32,7 @@ from dflash.model.sampling import GREEDY
 from dflash.model.target import Target, load_target
 from dflash.model.target_info import read_target_info
 from dflash.records import EvaluationResult
+from dflash.stages.evaluate import label_with, settings_of_call
 from dflash.stages.export import check_described, stored_in
 from dflash.stages.run import Run
 from dflash.stages.sweep import load_sweep
@@ -52,7 +53,8 @@ def evaluate_served_stage(run: Run, *, engine: EngineName, url: str, plain_url: 
         progress: called with (label, done, total).
 
     Returns:
-        The result; also written to `eval/<engine>/` and logged to MLflow. Figures that the engine does not tell are None.
+        The result; also written to `eval/<engine>/` and logged to MLflow, or with settings of this call alone written beside that,
+        and only its files logged. Figures that the engine does not tell are None.
 
     Raises:
         TargetError, ServerError: a server runs another model, or is away.
@@ -75,11 +77,14 @@ def evaluate_served_stage(run: Run, *, engine: EngineName, url: str, plain_url: 
         )
         question = _question(config, tokenizer, prompts, engine=engine, urls=(url, plain_url))
     evaluation = evaluate_served(prompts, question, evaluate=config.evaluate, progress=progress)
-    files = write_served(evaluation, run.paths.eval_dir / engine)
+    asked = settings_of_call(run, counted="server")
+    folder = run.paths.eval_dir / label_with(engine, asked)
+    files = write_served(evaluation, folder)
     tracker = tracker_of(run)
-    tracker.log_metrics(evaluation_metrics(evaluation.result), step=0)
+    if not asked:
+        tracker.log_metrics(evaluation_metrics(evaluation.result), step=0)
     for file in files:
-        tracker.log_artifact(file, f"eval/{engine}")
+        tracker.log_artifact(file, f"eval/{folder.name}")
     require_lossless(evaluation.result)
     return evaluation.result
 

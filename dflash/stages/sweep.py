@@ -15,7 +15,7 @@ from dflash.evaluate.sweep_plot import draw_sweep
 from dflash.evaluate.sweep_text import setting_text, sweep_table
 from dflash.model.drafter import Drafter
 from dflash.records import RunPaths, SweepResult, from_json, to_json
-from dflash.stages.evaluate import EvaluationBench
+from dflash.stages.evaluate import EvaluationBench, label_with, settings_of_call
 from dflash.stages.export import newest_checkpoint
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
@@ -32,7 +32,8 @@ def sweep_stage(run: Run, bench: EvaluationBench, *, progress: Callable[[str, in
         progress: called with (label, done, total).
 
     Returns:
-        The sweep; also written to `eval/sweep-step-N/` and logged to MLflow.
+        The sweep; also written to `eval/sweep-step-N/` and logged to MLflow, or with settings of this call alone written beside
+        that, and only its files logged.
 
     Raises:
         CheckpointError: there is no durable checkpoint, or it is damaged.
@@ -70,10 +71,12 @@ def sweep_stage(run: Run, bench: EvaluationBench, *, progress: Callable[[str, in
         cells=cells,
         best=best_cell(cells),
     )
-    folder = run.paths.eval_dir / f"sweep-step-{manifest.step}"
+    settings = settings_of_call(run, counted="sweep")
+    folder = run.paths.eval_dir / f"{label_with('sweep', settings)}-step-{manifest.step}"
     files = write_sweep(result, folder)
     tracker = tracker_of(run)
-    tracker.log_metrics(sweep_metrics(result), step=manifest.step)
+    if not settings:
+        tracker.log_metrics(sweep_metrics(result), step=manifest.step)
     for file in files:
         tracker.log_artifact(file, f"eval/{folder.name}")
     _require_lossless(result)

@@ -140,10 +140,13 @@ def test_a_run_without_probes_tells_nothing_and_trouble_does_not_touch_the_train
     def broken(*_arguments: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(due_checkpoints, "due_steps", broken)
-    due.tell()
-    due.tell()
+    with monkeypatch.context() as patch:
+        patch.setattr(due_checkpoints, "due_steps", broken)
+        due.tell()
+        due.tell()
     assert caplog.text.count("no space left") == 1
+    due.tell()
+    assert told == [("tiny-001", 20, 0)], "what could not be looked at then is told now"
 
 
 def test_the_automation_waits_for_its_deployment_and_starts_it_with_the_run_s_folder(monkeypatch: pytest.MonkeyPatch) -> None:

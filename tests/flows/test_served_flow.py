@@ -41,7 +41,10 @@ def test_the_server_of_the_parameters_is_evaluated_and_nothing_else(run_dir: str
 def test_parameters_that_fit_nothing_are_refused(run_dir: str) -> None:
     with pytest.raises(ConfigError, match="there is no server"):
         evaluate(run_dir, engine="sglang")
-    wrongs = ({"engine": "tgi", "url": "http://a:1"}, {"engine": "vllm", "url": "a:1"}, {"engine": "vllm", "url": "http://a b"})
+    with pytest.raises(ConfigError, match="engine is in_process"):
+        evaluate(run_dir, url="http://a:1")
+    wrongs = ({"engine": "tgi", "url": "http://a:1"}, {"engine": "vllm", "url": "a:1"}, {"engine": "vllm", "url": "http://a b"},
+              {"engine": "vllm", "url": "http://me:pw@a:1"})  # fmt: skip
     for wrong in wrongs:
         with pytest.raises(ParameterTypeError):
             evaluate(run_dir, **wrong)  # type: ignore[arg-type]

@@ -112,10 +112,14 @@ def test_another_answer_ends_with_the_exit_code_of_lossy_decoding_unless_it_is_a
         where = ["--url", drafting.url, "--plain-url", plain.url]
         assert main([*command, *where]) == EXIT_NOT_LOSSLESS
         assert "near-ties was not judged" in capsys.readouterr().err
+        own = (run.paths.eval_dir / "vllm" / "result.json").read_bytes()
         # The answers of the speculating server are the target's own: whatever plain decoding said instead, they are excused.
         assert main([*command, *where, "--set", "evaluate.server.judge_differences=true", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["lossless"], found["differing_prompts"], found["near_tie_prompts"]) == (True, 3, 3)
+    assert (run.paths.eval_dir / "vllm" / "result.json").read_bytes() == own, "other settings of one call lie beside it"
+    (beside,) = run.paths.eval_dir.glob("vllm-with-*/result.json")
+    assert json.loads(beside.read_text()) == found
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,5 @@ def test_the_timeline_of_the_training_is_written_at_its_end(
     capsys.readouterr()
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["otherData"]["run"] == "wide-001" and trace["otherData"]["steps"] == 14
+    assert main(["train", str(file), "--trace", str(tmp_path / "no folder" / "trace.json")]) == 1
+    assert "checkpoint checkpoints/step-8" in capsys.readouterr().out, "what was trained is told all the same"

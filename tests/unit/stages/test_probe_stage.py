@@ -88,6 +88,19 @@ def test_probe_prompts_are_not_those_of_the_final_evaluation(shared: Run, run: R
     assert not {prompt.id for prompt in own} & {prompt.id for prompt in open_bench(shared).prompts}
 
 
+def test_probe_prompts_of_several_sets_are_of_all_of_them_and_not_the_final_evaluation_s(run: Run, tmp_path: Path) -> None:
+    sets = []
+    for name in ("one", "two"):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"prompt": f"{name}: what is {n} times {n + 7}?"}) + "\n" for n in range(20)))
+        sets.append({"name": name, "file": str(file)})
+    overrides = ["evaluate.source=sets", f"evaluate.sets={json.dumps(sets)}", "evaluate.num_prompts=8", "probe.num_prompts=6"]
+    several = reopen_run(run.paths.root, overrides=overrides)
+    probed = probe_module.probe_prompts(several)[0]
+    assert sorted(prompt.dataset for prompt in probed) == ["one"] * 3 + ["two"] * 3
+    assert not {prompt.prompt_ids for prompt in probed} & {prompt.prompt_ids for prompt in open_bench(several).prompts}
+
+
 def test_the_last_checkpoint_is_due_wherever_it_lies(run: Run) -> None:
     save_drafter(run, 20)
     save_drafter(run, 33, total_steps=100)
@@ -210,6 +223,15 @@ def test_a_process_that_never_begins_is_given_up(run: Run) -> None:
     watch.tick()
     assert [(r.step, r.outcome) for r in read_probes(run.paths.probes)] == [(20, "failed")]
     assert "died 3 times" in events(run)[0]["details"]["reason"]
+
+
+def test_a_process_that_cannot_begin_because_somebody_else_probes_is_not_given_up(run: Run) -> None:
+    save_drafter(run, 20)
+    child = QuietChild(is_hopeless=True)
+    with hold_probes(run.paths):
+        watch_of(run, child).tick()
+    assert outcome_pairs(run) == []
+    assert not child.is_hopeless, "it begins again"
 
 
 def test_trouble_is_logged_once_and_never_raised(run: Run, caplog: pytest.LogCaptureFixture) -> None:

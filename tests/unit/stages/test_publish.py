@@ -21,6 +21,7 @@ from dflash.model.export import import_drafter
 from dflash.model.frozen_tables import frozen_tables
 from dflash.model.target_info import read_target_info
 from dflash.stages import publish as publish_module
+from dflash.stages import published as published_module
 from dflash.stages.publish_audit import check_folder, require_passed
 from dflash.stages.published import measure_published
 from dflash.stages.run import Run
@@ -175,6 +176,31 @@ def test_publishing_again_replaces_a_published_folder_and_no_other(
     (out / "README.md").unlink()
     error = called(capsys, evaluated_run.paths.root, "--output", out, code=1)
     assert "something else than a published drafter" in error["what"]
+
+
+def test_a_folder_with_a_readme_and_work_of_somebody_is_never_replaced(
+    evaluated_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("my project")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    error = called(capsys, evaluated_run.paths.root, "--output", tmp_path, code=1)
+    assert "something else than a published drafter" in error["what"]
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_published_drafter_decoded_with_other_settings_leaves_the_first_result_alone(
+    evaluated_run: Run, published: Path, decoded: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(published_module, "measure_published", lambda *_arguments, **_more: decoded)
+    monkeypatch.setattr(published_module, "write_evaluation", lambda _evaluation, folder: written.append(folder))
+    command = ["evaluate", str(evaluated_run.paths.root), "--drafter", str(published)]
+    for settings in ([], ["--set", "evaluate.max_new_tokens=3"], ["--set", "evaluate.max_new_tokens=4"]):
+        assert main([*command, *settings]) == 0
+    capsys.readouterr()
+    own, *others = (folder.name for folder in written)
+    assert own == f"published-{published.name}"
+    assert len({own, *others}) == 3 and all(name.startswith(f"{own}-with-") for name in others)
 
 
 def change_weight(folder: Path) -> None:

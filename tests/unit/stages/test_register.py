@@ -15,6 +15,7 @@ from dflash.cli import main
 from dflash.config import load_config
 from dflash.errors import ConfigError, DrafterError, RunStateError, TrackingError
 from dflash.records import ProbeFigures, ProbeRecord, RegisteredDrafter
+from dflash.stages import register as register_module
 from dflash.stages import select as select_module
 from dflash.stages.champion_folder import champion_of
 from dflash.stages.export import write_checkpoint
@@ -125,22 +126,48 @@ def test_the_same_drafter_is_registered_once_and_keeps_what_made_it_champion(run
     assert versions(run)["1"].tags["champion_reason"] == "there was no champion"
 
 
-def test_a_registration_that_was_cut_off_is_finished_by_the_next(
-    run: Run, folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("call", "known"), [("register", False), ("champion", True), ("tag", True), ("crown", True)])
+def test_a_challenge_that_was_cut_off_is_finished_by_the_next(
+    call: str, known: bool, run: Run, folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured(run, {20: 0.0})
+    measured(run, {20: 0.0, 40: 0.1})
+    registered(run, folders, 20)
 
     def cut(*_arguments: object, **_more: object) -> None:
         raise TrackingError("gone", remedy="wait")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "champion", cut)
+        patch.setattr(Registry, call, cut)
         with pytest.raises(TrackingError, match="gone"):
-            registered(run, folders, 20)
-    assert list(versions(run)) == ["1"]
-    assert champion(run) is None
-    assert registered(run, folders, 20).champion
-    assert (list(versions(run)), champion(run)) == (["1"], "1")
+            registered(run, folders, 40)
+    assert sorted(versions(run)) == ["1", "2"][: 1 + known]
+    assert champion(run) == "1"
+    assert registered(run, folders, 40).champion
+    assert (sorted(versions(run)), champion(run)) == (["1", "2"], "2")
+    assert versions(run)["2"].tags["champion_reason"].startswith("better: ")
+
+
+def test_a_champion_that_was_crowned_while_a_challenge_was_measured_is_ruled_on_too(
+    run: Run, folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(run, {20: 0.0, 40: 0.2, 60: 0.1})
+    registered(run, folders, 20)
+    first = registry(run).champion()
+    registered(run, folders, 40)
+    better = registry(run).champion()
+    assert first is not None and better is not None
+    registry(run).crown(first)
+    before = register_module.rule
+
+    def another_machine_is_faster(*arguments: Any, **more: Any) -> Any:
+        registry(run).crown(better)
+        return before(*arguments, **more)
+
+    monkeypatch.setattr(register_module, "rule", another_machine_is_faster)
+    done = registered(run, folders, 60)
+    assert (done.champion, champion(run)) == (False, better.number)
+    tags = versions(run)[done.version].tags
+    assert tags["champion_reason"].startswith("worse: ") and tags["champion_before"] == better.number
 
 
 def test_the_alias_moves_for_a_paired_gain_and_for_nothing_less(run: Run, folders: dict[int, Path]) -> None:
@@ -189,6 +216,8 @@ def test_the_champion_can_be_fetched_and_is_what_was_registered(
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["champion"]
     with pytest.raises(DrafterError, match="exists already"):
         champion_of(run, output=tmp_path / "new" / "champion")
+    with pytest.raises(DrafterError, match="cannot be written"):
+        champion_of(run, output=tmp_path / "new" / "champion" / "config.json" / "below")
     monkeypatch.setattr("dflash.stages.reopen_run", lambda _folder: run)
     assert main(["champion", str(run.paths.root)]) == 0
     assert "step 20 of probed-001" in capsys.readouterr().out

@@ -115,11 +115,14 @@ def test_a_sweep_that_is_not_lossless_is_written_and_refused(
     sweep_module.write_sweep(swept, run.paths.eval_dir / "sweep-step-10")
 
 
-def test_the_command_line_sweeps_with_settings_of_its_own(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_sweeps_with_settings_of_its_own(run: Run, swept: SweepResult, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "evaluate.sweep.batch_sizes=[2]", "--set", "evaluate.sweep.temperatures=[0.0]"]
     assert main(["evaluate", str(run.paths.root), "--sweep", "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(cell["block_size"], cell["batch_size"]) for cell in found["cells"]] == [(1, 2), (2, 2), (4, 2)]
+    assert load_sweep(run.paths) == swept, "the run's own sweep stays"
+    (beside,) = run.paths.eval_dir.glob("sweep-with-*-step-10/sweep.json")
+    assert len(json.loads(beside.read_text())["cells"]) == 3
     assert main(["evaluate", str(run.paths.root), "--sweep", "--set", "train.lr=1"]) != 0
     assert "only keys of the section evaluate" in capsys.readouterr().err
     assert reopen_run(run.paths.root).config.evaluate.sweep.batch_sizes == (1, 3)
@@ -169,6 +172,15 @@ def test_what_one_call_measures_otherwise_lies_beside_the_run_s_own_result(
     assert not run.paths.summary.exists()
 
 
+def test_a_checkpoint_of_another_run_leaves_no_result_in_this_one(run: Run, bench: EvaluationBench, tmp_path: Path) -> None:
+    before = sorted(run.paths.eval_dir.rglob("*"))
+    copy = Path(shutil.copytree(run.paths.checkpoint(10), tmp_path / "checkpoints" / "step-10"))
+    with pytest.raises(RunStateError, match="no checkpoint of run") as refused:
+        evaluate_stage(run, bench, which="trained", progress=quiet, checkpoint=copy)
+    assert f"--baseline {copy}" in refused.value.remedy
+    assert sorted(run.paths.eval_dir.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
@@ -182,6 +194,13 @@ def test_what_is_no_baseline_is_named(
     judged = lookup_candidate(bench.target, block_size=4)
     with pytest.raises(error, match=message):
         with_baselines(run, bench.target, judged, names=names)
+
+
+def test_two_baselines_of_one_name_are_refused(run: Run, bench: EvaluationBench, published: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(published, tmp_path / published.name))
+    judged = lookup_candidate(bench.target, block_size=4)
+    with pytest.raises(EvaluationError, match=f"would be called '{published.name}'"):
+        with_baselines(run, bench.target, judged, names=[str(published), str(other)])
 
 
 def test_a_drafter_of_another_target_is_refused(run: Run, bench: EvaluationBench) -> None:
