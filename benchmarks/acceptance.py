@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import ROOT, benchmark_parser, publish
-from dflash.checkpoint import current_states, load_drafter, newest_durable, read_ledger
-from dflash.errors import DflashError, RunStateError
+from dflash.checkpoint import load_drafter
+from dflash.errors import CheckpointError, DflashError, RunStateError, SchemaVersionError
 from dflash.evaluate.candidates import drafter_candidate
 from dflash.evaluate.hardware import describe_machine
 from dflash.evaluate.rivals import rival_lines, rival_table
 from dflash.evaluate.run import Evaluation, evaluate_candidates
 from dflash.model.drafter import Drafter
-from dflash.records import RivalTable
+from dflash.records import RivalTable, RunPaths
 from dflash.stages.evaluate import open_bench
+from dflash.stages.export import newest_checkpoint
 from dflash.stages.rivals import with_baselines
 from dflash.stages.run import list_runs, reopen_run
 
@@ -60,25 +61,25 @@ def _arguments() -> argparse.Namespace:
 
 
 def _newest_run() -> Path:
-    trained = [folder for folder in list_runs(ROOT / "runs") if _newest_step(folder) is not None]
+    trained = [folder for folder in list_runs(ROOT / "runs") if _is_trained(folder)]
     if not trained:
         raise RunStateError("there is no trained run under runs/", remedy="make demo, or give --run DIR")
     return max(trained, key=lambda folder: (folder / "config.yaml").stat().st_mtime)
 
 
-def _newest_step(folder: Path) -> int | None:
-    checkpoints = folder / "checkpoints"
-    return newest_durable(checkpoints, current_states(read_ledger(checkpoints / "ledger.jsonl"))) if checkpoints.is_dir() else None
+def _is_trained(folder: Path) -> bool:
+    """Whether there is a checkpoint that this code can read."""
+    try:
+        return newest_checkpoint(RunPaths(folder)).is_dir()
+    except (CheckpointError, SchemaVersionError):
+        return False
 
 
 def _measured(folder: Path, arguments: argparse.Namespace, *, overrides: tuple[str, ...]) -> dict[str, Any]:
     """One run's figures, with its table printed."""
     run = reopen_run(folder, overrides=overrides)
-    step = _newest_step(folder)
-    if step is None:
-        raise RunStateError(f"run {folder} has no durable checkpoint", remedy="train first, or give another run")
     bench = open_bench(run)
-    manifest, weights = load_drafter(run.paths.checkpoint(step))
+    manifest, weights = load_drafter(newest_checkpoint(run.paths))
     drafter = Drafter(run.config.drafter, target_hidden_size=bench.target.info.hidden_size)
     drafter.load_state_dict(weights)
     trained = drafter_candidate(
@@ -87,7 +88,7 @@ def _measured(folder: Path, arguments: argparse.Namespace, *, overrides: tuple[s
         block_size=run.config.evaluate.block_size,
         mask_token_id=manifest.mask_token_id,
         label="trained",
-        step=step,
+        step=manifest.step,
     )
     more = tuple(arguments.more) if folder != arguments.smollm2 else ()
     target, candidates = with_baselines(run, bench.target, trained, names=(*BASELINES, *more))

@@ -104,7 +104,7 @@ def _candidates(run: Run, bench: EvaluationBench) -> tuple[list[Candidate], list
     manifest, weights = load_drafter(newest_checkpoint(run.paths))
     drafter = Drafter(run.config.drafter, target_hidden_size=bench.target.info.hidden_size)
     drafter.load_state_dict(weights)
-    drafter.eval()
+    drafter.to(bench.target.device).eval()
     trained = run.config.drafter.block_size
     common: dict[str, Any] = {"mask_token_id": manifest.mask_token_id, "drawing": GREEDY}
     fixed = [

@@ -35,6 +35,8 @@ def value_text(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(value_text(item) for item in value)
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {value_text(item)}" for key, item in value.items())
     return str(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import platform
@@ -37,6 +38,15 @@ def publish(name: str, figures: dict[str, Any], arguments: argparse.Namespace) -
     if not arguments.quick:
         (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(report) if arguments.json else "\n".join(f"{key:<32}{value}" for key, value in figures.items()))
+
+
+def kept_lines(file: Path) -> list[dict[str, Any]]:
+    """What an interrupted benchmark had noted, one JSON object a line; a line that a kill has torn is none."""
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def machine() -> str:

@@ -7,7 +7,6 @@ as long as the code is the same. About half a minute a fault on one busy core. `
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ROOT, benchmark_parser, publish
+from benchmarks.report import ROOT, benchmark_parser, kept_lines, publish
 from benchmarks.seeded_faults_list import FAULTS, Fault
 from dflash.storage import append_line
 
@@ -71,7 +70,7 @@ def tried(faults: Sequence[Fault], *, work: Path) -> Iterator[dict[str, Any]]:
     copy, log = work / "copy", work / "outcomes.jsonl"
     fresh_copy(copy)
     code = digest_of(copy)
-    known = {line["key"]: line for line in read_lines(log)}
+    known = {line["key"]: line for line in kept_lines(log)}
     for fault in faults:
         key = hashlib.sha256(f"{code} {fault}".encode()).hexdigest()
         if key not in known:
@@ -158,17 +157,6 @@ def digest_of(copy: Path) -> str:
     for file in sorted(copy.rglob("*.py")):
         digest.update(str(file.relative_to(copy)).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def read_lines(log: Path) -> list[dict[str, Any]]:
-    """The outcomes; a line that a kill has torn is none."""
-    if not log.is_file():
-        return []
-    found = []
-    for line in log.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
 
 
 def append(log: Path, line: dict[str, Any], known: dict[str, dict[str, Any]]) -> None:

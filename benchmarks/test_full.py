@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ROOT, benchmark_parser, publish
+from benchmarks.report import ROOT, benchmark_parser, kept_lines, publish
+from dflash.storage import append_line
 
 NAME = "test_full"
 LANES = 3
@@ -37,11 +38,14 @@ CODE = (
     "release",
     "constraints.txt",
     "requirements.lock",
-    "benchmarks/*.py",
+    "benchmarks/**/*.py",
     "prefect.yaml",
+    "prefect.toml",
     "pyproject.toml",
 )
 SHARED = ("tests/support", "tests/fixtures", "tests/**/conftest.py")
+PAGES = ("docs", "*.md", "LICENSE", "Makefile", ".ci", "benchmarks/results")
+"""What tests of the project itself read beside the code; integration tests read none of it."""
 COUNTS = ("tests", "failures", "errors", "skipped")
 
 
@@ -88,15 +92,14 @@ def release_test(root: Path, wanted: Sequence[str], *, work: Path, lanes: int, s
     """
     work.mkdir(parents=True, exist_ok=True)
     store, keys = work / "parts.jsonl", {part: part_key(root, part) for part in wanted}
-    passed = {row["part"]: row for row in _stored(store) if row["key"] == keys.get(row["part"]) and row["ok"]}
+    passed = {row["part"]: row for row in kept_lines(store) if row["key"] == keys.get(row["part"]) and row["ok"]}
     rows = [passed[part] for part in wanted if part in passed]
     with ThreadPoolExecutor(lanes) as pool:
         running = [pool.submit(run_part, root, part, work=work, scale=scale) for part in wanted if part not in passed]
         for future in as_completed(running):
             found = future.result()
             row = {"key": keys[found["part"]], **found}
-            with store.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append_line(store, json.dumps(row))
             rows.append(row)
             state = "ok" if row["ok"] else f"FAILED (code {row['code']})"
             print(f"{row['part']:<52} {row['tests']:>5} tests {row['seconds']:>7.0f} s  {state}", file=sys.stderr, flush=True)
@@ -155,7 +158,7 @@ def figures(rows: Iterable[Mapping[str, Any]], *, revision: str, of: int) -> dic
 def part_key(root: Path, part: str) -> str:
     """Identity of everything that a part's outcome may depend on."""
     digest = hashlib.sha256()
-    for pattern in (*CODE, *SHARED, part):
+    for pattern in (*CODE, *SHARED, *(() if part.startswith("tests/integration/") else PAGES), part):
         for file in sorted(path for top in root.glob(pattern) for path in ([top] if top.is_file() else top.rglob("*"))):
             if file.is_file() and "__pycache__" not in file.parts:
                 digest.update(f"{file.relative_to(root)}\0".encode())
@@ -168,10 +171,6 @@ def revision(root: Path) -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "not a git checkout"
-
-
-def _stored(store: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in store.read_text(encoding="utf-8").splitlines()] if store.is_file() else []
 
 
 if __name__ == "__main__":

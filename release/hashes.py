@@ -25,8 +25,6 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LEFT_OUT = frozenset({"torch"})
 HEAD = "# Wheels tested together: Linux x86_64, Python 3.11; torch apart. Written by `make lock`; see release/hashes.py."
 
-_LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})")
-
 
 def main() -> int:
     """Ask pip for the wheels of all pins and write their hashes."""
@@ -67,17 +65,6 @@ def lock_text(report: dict[str, Any], pins: dict[str, str]) -> str:
         raise SystemExit(f"the index in use does not give {', '.join(missing)}")
     lines = [f"{name}=={pins[name]} --hash=sha256:{hashes[name]}" for name in sorted(pins)]
     return "\n".join([HEAD, *lines, ""])
-
-
-def read_lock(text: str) -> dict[str, tuple[str, str]]:
-    """Name to (version, SHA-256) of a lock; any line that is something else is refused."""
-    found = {}
-    for line in text.splitlines()[1:]:
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise SystemExit(f"requirements.lock has the line {line!r}: run `make lock`")
-        found[match["name"]] = (match["version"], match["sha256"])
-    return found
 
 
 def normal(name: str) -> str:

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
+from release.hashes import normal
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licences.md"
 
@@ -134,11 +136,6 @@ def asked_by(licence: str) -> str:
     """What a licence, or each of several, asks."""
     parts = [part.strip("() ") for part in re.split(r"\bAND\b|\bOR\b", licence)]
     return "; ".join(dict.fromkeys(ACCEPTED[part] for part in parts))
-
-
-def normal(name: str) -> str:
-    """A distribution's name as packaging tools compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from dflash.records import RunPaths, RunSummary, from_json
+from tests.support.env_files import values_of
 from tests.support.postgres import postgres_bin
 from tests.support.stack import BIN, ROOT, Stack, awaited, client_of, ended, free_port, running_stack
 
@@ -22,11 +23,6 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(postgres_bin() is None, reason="PostgreSQL is not installed"),
 ]
-
-
-def values_of(file: Path) -> dict[str, str]:
-    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
-    return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,15 @@ def test_what_passed_is_kept_and_what_failed_is_named_and_run_again(tmp_path: Pa
     assert (work / "parts.jsonl").read_text().count("test_whole") == 1, "it had passed, and nothing has changed"
 
     broken.write_text(PASSES)
-    assert run()["failed"] == "none"
+    with (work / "parts.jsonl").open("a") as file:
+        file.write('{"part": "torn')
+    assert run()["failed"] == "none", "and a torn line is no outcome"
     assert (work / "parts.jsonl").read_text().count("test_whole") == 1, "another part has changed"
+
+    (root / "README.md").write_text("")
+    assert run()["failed"] == "none"
+    text = (work / "parts.jsonl").read_text()
+    assert (text.count("test_whole"), text.count('"part": "tests/unit/room"')) == (1, 4), "tests of a unit may read pages"
 
     (root / "dflash").mkdir()
     (root / "dflash" / "code.py").write_text("")

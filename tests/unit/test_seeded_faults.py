@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import seeded_faults
-from benchmarks.seeded_faults import GOAL, ROOT, append, figures, read_lines, with_fault
+from benchmarks.report import kept_lines
+from benchmarks.seeded_faults import GOAL, ROOT, append, figures, with_fault
 from benchmarks.seeded_faults_list import FAULTS, Fault
 
 
@@ -78,4 +79,4 @@ def test_a_torn_line_is_no_outcome(tmp_path: Path) -> None:
     with (tmp_path / "log").open("a") as file:
         file.write('{"key"')
     append(tmp_path / "log", {"key": "b"}, {})
-    assert read_lines(tmp_path / "log") == [{"key": "a"}, {"key": "b"}]
+    assert kept_lines(tmp_path / "log") == [{"key": "a"}, {"key": "b"}]

@@ -5,19 +5,31 @@ UNITS=(dflash.target dflash-gpu.service dflash-prefect-server.service dflash-mlf
 
 step_services() {
   local folder="$PREFIX/etc/dflash" unit
-  if [[ -f "$folder/server.env" && -f "$folder/client.env" ]]; then ok services "/etc/dflash/server.env and client.env"; else
+  if has_names "$folder/server.env" .env.example && has_names "$folder/client.env" client.env.example; then
+    ok services "/etc/dflash/server.env and client.env"
+  else
     change services "secrets in /etc/dflash/server.env and client.env" make_secrets "$folder"
   fi
   for unit in "${UNITS[@]}"; do
     want_file services "/etc/systemd/system/$unit" 644 < <(render_unit "$unit") # no pipe: it would count in a subshell
   done
   if ! command -v curl >/dev/null; then problem services "curl is not there" "apt-get install curl: units start behind each other by it"; fi
-  if [[ -n "$PREFIX" ]]; then return; fi
   create_databases
+  if [[ -n "$PREFIX" ]]; then return; fi
   if [[ -z "$CHECK" ]]; then systemctl daemon-reload; fi
   if systemctl is-enabled --quiet dflash.target 2>/dev/null; then ok services "dflash.target is enabled"; else
     change services "dflash.target is enabled and started" systemctl enable --now dflash.target dflash-backup.timer
   fi
+}
+
+has_names() { # has_names FILE TEMPLATE: the file has every name of the template, which an update may have more of
+  [[ -f "$1" ]] || return 1
+  [[ -r "$1" ]] || return 0 # root's alone, and looked at by somebody else
+  [[ -z "$(comm -13 <(names_in "$1") <(names_in "$CHECKOUT/infra/$2"))" ]]
+}
+
+names_in() {
+  sed -n 's/^\([A-Z][A-Z0-9_]*\)=.*/\1/p' "$1" | sort
 }
 
 make_secrets() { # the servers' file is root's alone; people of the group may reach the servers
@@ -31,6 +43,15 @@ render_unit() { # render_unit NAME: the unit with this host's places
 }
 
 create_databases() { # in the machine's own PostgreSQL, as its superuser
+  local host port
+  host="$(setting DFLASH_DB_HOST)" port="$(setting DFLASH_POSTGRES_PORT)"
+  if [[ -n "$host" && "$host" != 127.0.0.1 && "$host" != localhost ]]; then
+    note services "databases are on $host: infra/services/create-databases makes them there"
+    return
+  fi
+  if [[ -n "$PREFIX" ]]; then return; fi
+  if [[ $EUID -ne 0 ]]; then note services "only root sees whether the databases are there"; return; fi
+  local -x PGPORT="${port:-5432}"
   if ! command -v pg_isready >/dev/null || ! pg_isready --quiet; then
     problem services "no PostgreSQL answers" "apt-get install postgresql, or name another one in /etc/dflash/server.env (DFLASH_DB_HOST)"
     return
@@ -43,6 +64,10 @@ create_databases() { # in the machine's own PostgreSQL, as its superuser
   fi
 }
 
+setting() { # setting NAME: its value in the servers' file, empty if it cannot be read
+  sed -n "s/^$1=//p" "$PREFIX/etc/dflash/server.env" 2>/dev/null || true
+}
+
 make_databases() {
   # shellcheck source=/dev/null
   (set -a && source "$PREFIX/etc/dflash/server.env" && set +a &&
@@ -51,7 +76,11 @@ make_databases() {
 
 step_prefect() {
   if [[ ! -x "$BIN/prefect" ]]; then note prefect "no $BIN/prefect yet"; return; fi
-  local pool
+  local pool client="$PREFIX/etc/dflash/client.env"
+  if [[ -f "$client" && ! -r "$client" ]]; then
+    note prefect "only who may read /etc/dflash/client.env sees what the server knows"
+    return
+  fi
   if ! as_user "$BIN/prefect" version >/dev/null 2>&1 || ! as_user "$BIN/prefect" work-pool ls >/dev/null 2>&1; then
     problem prefect "the server does not answer" "systemctl status dflash-prefect-server; journalctl -u dflash-prefect-server"
     return

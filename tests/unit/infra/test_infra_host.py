@@ -164,6 +164,24 @@ def test_the_matrix_is_read_whole_with_its_network_cards_and_numa_nodes(host: Fa
     assert "NUMA node 0: GPU 0 1; NUMA node 1: GPU 2 3" in said
 
 
+def test_an_update_that_needs_more_settings_adds_them_and_keeps_the_secrets(host: FakeHost) -> None:
+    host.setup("--only", "services")
+    server = host.root / "etc/dflash/server.env"
+    before = server.read_text(encoding="utf-8")
+    server.write_text(re.sub(r"^AWS_DEFAULT_REGION=.*\n", "", before, flags=re.MULTILINE), encoding="utf-8")
+    assert "change   services   secrets" in host.setup("--check", "--only", "services").stdout
+    assert "changed  services   secrets" in host.setup("--only", "services").stdout
+    assert server.read_text(encoding="utf-8") == before
+
+
+def test_databases_on_another_host_are_left_to_it(host: FakeHost) -> None:
+    host.setup("--only", "services")
+    server = host.root / "etc/dflash/server.env"
+    own = server.read_text(encoding="utf-8")
+    server.write_text(own.replace("DFLASH_DB_HOST=127.0.0.1", "DFLASH_DB_HOST=db.example.org"), encoding="utf-8")
+    assert "databases are on db.example.org" in host.setup("--check", "--only", "services").stdout
+
+
 def test_places_and_user_of_this_host_stand_in_the_units(host: FakeHost) -> None:
     host.settings = {"DFLASH_USER": "trainer", "DFLASH_HOME": "/data/dflash"}
     host.setup("--only", "services")

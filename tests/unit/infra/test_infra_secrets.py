@@ -6,13 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+from tests.support.env_files import values_of
+
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
-
-
-def values_of(file: Path) -> dict[str, str]:
-    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
-    return dict(line.split("=", 1) for line in lines)
 
 
 def make(folder: Path, **environment: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("dflash", "tasks", "flows", "prefect_dflash", "benchmarks", "infra")
+ROOMS = ("dflash", "tasks", "flows", "prefect_dflash", "benchmarks", "infra", "release")
 
 FORBIDDEN_MODULES = {
     "pickle",
