@@ -17,7 +17,7 @@ export PYTHONUNBUFFERED ?= 1
 # Hundreds of short processes: what one has compiled, the others read (some environments forbid to keep it).
 test test-full: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-full lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
+.PHONY: help setup demo test test-full coverage lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ test: $(STAMP) ## the test-suite
 # Thousands of random histories and schedules, sixty kills, whole drills: before a release. Interrupted, it goes on where it was.
 test-full: $(STAMP) ## every test at full length (at most two hours on two cores; stores benchmarks/results/test_full.json)
 	$(BIN)/python -m benchmarks.test_full
+
+coverage: $(STAMP) ## which share of dflash/ the tests run (half as long again as make test; stores benchmarks/results/coverage.json)
+	$(BIN)/python -m benchmarks.coverage_of_tests
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .
