@@ -7,7 +7,7 @@ supervisor did not note is noted by the next one. Nothing else writes the ledger
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from dflash.checkpoint import (
@@ -115,8 +115,8 @@ class CheckpointBook:
         if clean:
             point_to(self._paths.checkpoints_dir, LATEST_CLEAN, max(clean))
 
-    def prune(self, *, spare: int | None) -> None:
-        """Delete the checkpoints that retention lets go, all but `spare` (it is being copied)."""
+    def prune(self, *, spare: Collection[int]) -> None:
+        """Delete the checkpoints that retention lets go, all but those that somebody needs just now."""
         states = {step: entry.state for step, entry in self._ledger.current.items()}
         steps = list_checkpoints(self._paths.checkpoints_dir)
         best = read_pointer(self._paths.checkpoints_dir, BEST)
@@ -128,7 +128,7 @@ class CheckpointBook:
             pinned=() if best is None else (best,),
         )
         for step in doomed:
-            if step != spare:
+            if step not in spare:
                 remove_checkpoint(self._paths.checkpoints_dir, step)
 
         if not open_regions(self._ledger.lines, region_steps=self._rollback.region_steps):

@@ -89,6 +89,11 @@ class Rollbacks:
         """Whether there is anything to settle."""
         return next_action(self._facts(trainer_alive=True)) is not None
 
+    def targets(self) -> frozenset[int]:
+        """Checkpoints that requests wait to go back to: the scheduled check has chosen them, and retention must not be faster."""
+        plans = (request.plan for request in pending_requests(self._paths))
+        return frozenset(plan.target_step for plan in plans if plan is not None and plan.target_step is not None)
+
     def _facts(self, *, trainer_alive: bool) -> Facts:
         requests = [request.plan for request in pending_requests(self._paths) if request.plan is not None]
         return Facts(

@@ -286,8 +286,13 @@ class _Supervisor:
             probes=self._probes.view(ended=ended),
         )
         self._book.judge(evidence)
-        self._book.prune(spare=None if self._mirror is None else self._mirror.uploading)
+        self._book.prune(spare=self._in_use())
         return bool(evidence.critical_spans)
+
+    def _in_use(self) -> frozenset[int]:
+        """Checkpoints that are being copied, or that a request which is not carried out yet wants to go back to."""
+        copied = None if self._mirror is None else self._mirror.uploading
+        return self._rollbacks.targets() | (frozenset() if copied is None else {copied})
 
     def _raise_requested(self, process: TrainerProcess | None = None) -> None:
         """Obey the oldest request or a signal: end the trainer, acknowledge, raise."""

@@ -135,12 +135,12 @@ def test_a_rotten_target_is_marked_and_an_older_one_taken(paths: RunPaths) -> No
 def test_progress_past_the_region_lets_the_abandoned_ones_go(paths: RunPaths) -> None:
     rollbacks_of(paths).settle(stop_trainer=None)
     book = CheckpointBook(paths, RULE, RollbackConfig(region_steps=5))
-    book.prune(spare=None)
+    book.prune(spare=())
     assert (paths.checkpoints_dir / "aside").is_dir()
     save_at(paths.checkpoints_dir, 50, segment=1)
     book.reconcile()
     book.note(50, 1, "clean", "test")
-    book.prune(spare=None)
+    book.prune(spare=())
     assert not (paths.checkpoints_dir / "aside").exists()
 
 
@@ -157,3 +157,18 @@ def test_a_halt_is_noted_once_and_remembered(paths: RunPaths) -> None:
     assert not again.pending()
     assert again.halt() == halt
     assert list_checkpoints(paths.checkpoints_dir) == [0, 10, 20, 30, 40]
+
+
+def test_retention_is_no_faster_than_a_request(paths: RunPaths) -> None:
+    """Training goes on between a scheduled check's decision and the supervisor that reads it: newer checkpoints become clean."""
+    rule = CheckpointConfig(interval_steps=10, window_steps=10, soak_steps=10, keep_clean=1, keep_other=0)
+    book = CheckpointBook(paths, rule, RollbackConfig())
+    for step in (30, 40):
+        book.note(step, 0, "clean", "test")
+    waiting = Rollbacks(paths, book, newest_segment=lambda: book.last_segment)
+    assert waiting.targets() == {20}
+    book.prune(spare=waiting.targets())
+    assert list_checkpoints(paths.checkpoints_dir) == [0, 20, 40]
+    waiting.settle(stop_trainer=lambda: None)
+    assert outcome(paths)["rolled"][-1][2] == 20
+    assert waiting.targets() == frozenset()

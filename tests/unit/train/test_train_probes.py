@@ -99,7 +99,7 @@ def test_retention_spares_the_best_and_the_disk_is_planned_for_it(paths: RunPath
     book, probes = opened(paths, config_of("probe.every_steps=0"))
     point_to(paths.checkpoints_dir, BEST, 20)
     judge(book, probes)
-    book.prune(spare=None)
+    book.prune(spare=())
     assert list_checkpoints(paths.checkpoints_dir) == [0, 20, 60]
     without = memory_plan(config_of("probe.every_steps=0")).checkpoints
     assert memory_plan(config_of()).checkpoints == without + 1

@@ -266,11 +266,11 @@ def test_pruning_deletes_only_after_newer_ones_are_clean(paths: RunPaths) -> Non
         save_at(paths.checkpoints_dir, step)
     book = CheckpointBook(paths, RULE, RollbackConfig())
     book.reconcile()
-    book.prune(spare=None)
+    book.prune(spare=())
     assert list_checkpoints(paths.checkpoints_dir) == list(steps)
     book.judge(evidence(40))
-    book.prune(spare=None)
+    book.prune(spare=())
     assert list_checkpoints(paths.checkpoints_dir) == [0, 20, 30, 40]
     book.judge(evidence(40, ended=True))
-    book.prune(spare=None)
+    book.prune(spare=())
     assert list_checkpoints(paths.checkpoints_dir) == [0, 30, 40]
