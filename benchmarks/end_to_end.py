@@ -50,8 +50,8 @@ def main() -> int:
 
 def _demo(folder: Path, systems: Sequence[str], size: Size) -> dict[str, Any]:
     setup = Setup(load_config(ROOT / "configs" / "demo.yaml"))
-    tokens = setup.write_work(folder / "demo.safetensors", size, seed=0)
-    setup.write_work(folder / "again.safetensors", size, seed=1)
+    tokens = setup.write_work(folder / "demo.safetensors", size, seed=0, weights_seed=0)
+    setup.write_work(folder / "again.safetensors", size, seed=1, weights_seed=0)
     turns = _train(systems, folder / "demo.safetensors", steps=size.steps, stretch=STRETCH_STEPS)
     with _loop("ours", folder / "again.safetensors") as loop:
         again: list[float] = loop.ask(f"steps 0 {size.steps}")["losses"]

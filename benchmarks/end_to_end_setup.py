@@ -79,8 +79,15 @@ class Setup:
         self._renderer = ChatRenderer(self._tokenizer, supervise="all", supervise_reasoning=False, template_flags={})
         self._batches: list[dict[str, Tensor]] | None = None
 
-    def write_work(self, path: Path, size: Size, *, seed: int) -> list[int]:
-        """Write the whole work; returns the real tokens of every step."""
+    def write_work(self, path: Path, size: Size, *, seed: int, weights_seed: int) -> list[int]:
+        """Write the whole work; returns the real tokens of every step.
+
+        Args:
+            path: file to write.
+            size: how much.
+            seed: of order and anchors.
+            weights_seed: of the first weights, added to the configuration's.
+        """
         if self._batches is None:
             self._batches = self._answered(size.chats)
         generator = np.random.default_rng(seed)
@@ -95,7 +102,7 @@ class Setup:
         train = self.config.train.model_copy(update={"max_steps": size.steps})
         rates = [lr_at(train, step=step, total_steps=size.steps, lr_scale=1.0) for step in range(size.steps)]
         tensors |= {"lr": torch.tensor(rates, dtype=torch.float64), "order": torch.tensor(order)}
-        tensors |= {f"weights.{name}": tensor for name, tensor in self._first_weights().items()}
+        tensors |= {f"weights.{name}": tensor for name, tensor in self._first_weights(weights_seed).items()}
         every_token = torch.arange(self._target.info.vocab_size)
         tensors |= {"embedding": self._target.embed(every_token), "head": self._target.head_weight.detach().clone()}
         meta = {"setting": setting_text(self._setting(widest)), "mask_id": str(self._mask_id), "batches": str(len(self._batches))}
@@ -148,9 +155,9 @@ class Setup:
         rule: AnchorConfig = self.config.train.anchors
         return sample_anchors(batch["mask"], batch["lengths"], anchors=rule, seed=seed, epoch=0, batch_id=step)
 
-    def _first_weights(self) -> dict[str, Tensor]:
+    def _first_weights(self, seed: int) -> dict[str, Tensor]:
         drafter = Drafter(self.config.drafter, target_hidden_size=self._target.info.hidden_size)
-        drafter.init_weights(self.config.run.seed)
+        drafter.init_weights(self.config.run.seed + seed)
         return {name: tensor.detach().clone() for name, tensor in drafter.named_parameters()}
 
     def _setting(self, anchors: int) -> Setting:
