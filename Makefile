@@ -2,9 +2,9 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes at once: twice two cores, because half of an integration test is waiting for processes.
+# Test processes at once (a gigabyte each): more than two cores, because half of an integration test is waiting for processes.
 # Files run in their own order: integration tests, the longest, come first, so that no process ends with one alone.
-WORKERS ?= 4
+WORKERS ?= 5
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tiny models are fastest on one thread a process; telemetry stays off everywhere.
@@ -15,9 +15,9 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
 # Hundreds of short processes: what one has compiled, the others read (some environments forbid to keep it).
-test test-full: export PYTHONDONTWRITEBYTECODE :=
+test test-unit test-full: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-full coverage lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
+.PHONY: help setup demo test test-unit test-full coverage lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +36,10 @@ demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
 	@$(BIN)/python -m flows.train --config configs/demo.yaml
 
 test: $(STAMP) ## the test-suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	tests/run $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-unit: $(STAMP) ## the part of it that is over soon: nothing but units (tests/support/components.py)
+	tests/run $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not component' tests/unit tests/test_architecture.py
 
 # Thousands of random histories and schedules, sixty kills, whole drills: before a release. Interrupted, it goes on where it was.
 test-full: $(STAMP) ## every test at full length (at most two hours on two cores; stores benchmarks/results/test_full.json)

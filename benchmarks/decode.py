@@ -24,7 +24,7 @@ from benchmarks.report import benchmark_parser, publish
 from benchmarks.step_setting import MASK_ID, Setting
 from dflash.config import DrafterConfig
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace, speculative_decode_batch
-from dflash.evaluate.proposal import Committed, Proposal
+from dflash.evaluate.proposal import Committed, Joining, Proposal
 from dflash.evaluate.proposers import DrafterProposer, OracleProposer
 from dflash.model.drafter import Drafter
 from dflash.model.generate import generate_batch
@@ -55,10 +55,10 @@ class SpoiledOracle:
         self._drafter.begin(keys)
         self._oracle.begin(keys)
 
-    def admit(self, keys: Sequence[str]) -> None:
+    def replace_rows(self, joining: Sequence[Joining]) -> None:
         """Rows join both."""
-        self._drafter.admit(keys)
-        self._oracle.admit(keys)
+        self._drafter.replace_rows(joining)
+        self._oracle.replace_rows(joining)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Drop rows of both."""

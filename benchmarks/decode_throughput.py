@@ -112,6 +112,7 @@ def measured(scene: Scene, rounds: int) -> dict[str, Any]:
         (scene.target.model, "forward", "target"),
         (scene.drafter, "draft", "drafter"),
         (proposers, "draft_ragged", "drafter"),
+        (proposers, "refill_ragged", "drafter"),
         (scene.target, "embed", "drafter"),
         (scene.target, "logits", "head"),
         (ScreenedHead, "argmax", "head"),

@@ -61,7 +61,7 @@ def main() -> int:
         "peak_memory_gib": round(peak_bytes / 2**30, 2),
         "acceptance_length": summary.acceptance_length,
         "acceptance_length_untrained": summary.acceptance_length_untrained,
-        "acceptance_ci95": list(summary.acceptance_ci95),
+        "acceptance_ci95": list(summary.acceptance_ci95 or ()),
         "speedup": summary.speedup,
         "lossless": summary.lossless,
         "padding_efficiency": summary.padding_efficiency,

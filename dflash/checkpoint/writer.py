@@ -172,6 +172,7 @@ class CheckpointWriter:
         """Wait for a save in flight, unless it hangs; one that only waits to be tried again is given up."""
         with self._changed:
             if self._current is not None:
+                self._current.retry = False  # it may fail at this very moment
                 if self._current.retrying:
                     self._give_up(self._current)
                 self._await(self._current, deadline_s=None)

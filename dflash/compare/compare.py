@@ -25,10 +25,10 @@ _CONDITIONS = ("dataset", "block_size", "temperature", "template_flags")
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
-    """Acceptance lengths of one kind of prompts: by run (length, low, high), None where a run has none."""
+    """Acceptance lengths of one kind of prompts: by run (length, low, high), None where there is none; one prompt has no ends."""
 
     kind: str
-    cells: tuple[tuple[float, float, float] | None, ...]
+    cells: tuple[tuple[float, float | None, float | None] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ def _acceptance(runs: Sequence[RunView]) -> tuple[AcceptanceRow, ...]:
     return tuple(rows)
 
 
-def _cell(run: RunView, kind: str | None) -> tuple[float, float, float] | None:
-    scores = [] if run.evaluation is None else [s for s in run.evaluation.scores if kind in (None, s.kind)]
+def _cell(run: RunView, kind: str | None) -> tuple[float, float | None, float | None] | None:
+    scores = [] if run.evaluation is None else [s for s in run.evaluation.scores if kind in (None, s.kind) and s.verifications]
     if run.evaluation is None or not scores:
         return None
-    low, high = interval(scores, confidence=run.evaluation.result.confidence, seed=SEED)
+    low, high = interval(scores, confidence=run.evaluation.result.confidence, seed=SEED) or (None, None)
     return pooled(scores), low, high
 
 

@@ -6,6 +6,7 @@ Prompts differ far more than drafters do; on common prompts that part cancels, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -74,8 +75,9 @@ def differences(
         seed: of the resamples.
 
     Returns:
-        `all` first; empty if either run has no scores.
+        `all` first; empty if either run has no scores. Answers without a verification say nothing and are left out.
     """
+    reference, other = ([score for score in scores if score.verifications] for scores in (reference, other))
     if not reference or not other:
         return ()
     kinds = sorted({score.kind for score in reference} & {score.kind for score in other})
@@ -86,8 +88,8 @@ def differences(
 
 
 def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore], *, confidence: float, seed: int) -> Difference:
-    by_hash = {score.prompt_hash: score for score in other}
-    pairs = [(score, by_hash[score.prompt_hash]) for score in reference if score.prompt_hash in by_hash]
+    theirs = _by_prompt(other)
+    pairs = [(score, theirs[prompt]) for prompt, score in _by_prompt(reference).items() if prompt in theirs]
     paired = len(pairs) >= MIN_PAIRS
     if paired:
         reference, other = [a for a, _ in pairs], [b for _, b in pairs]
@@ -110,14 +112,26 @@ def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore
     )
 
 
+def _by_prompt(scores: Sequence[PromptScore]) -> dict[tuple[str, int], PromptScore]:
+    """By prompt, and how often it was asked before: a prompt that occurs twice is a pair with its own double."""
+    before: Counter[str] = Counter()
+    found: dict[tuple[str, int], PromptScore] = {}
+    for score in scores:
+        found[score.prompt_hash, before[score.prompt_hash]] = score
+        before[score.prompt_hash] += 1
+    return found
+
+
 def pooled(scores: Sequence[PromptScore]) -> float:
     """Pooled acceptance length: tokens committed per verification."""
     passes = sum(score.verifications for score in scores)
     return sum(score.tokens for score in scores) / passes if passes else float("nan")
 
 
-def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float]:
-    """Bootstrap interval of the pooled acceptance length of one run."""
+def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float] | None:
+    """Bootstrap interval of the pooled acceptance length of one run; None for one prompt, which says nothing about others."""
+    if len(scores) < 2:
+        return None
     ratios = _ratios(scores, resample_counts(len(scores), samples=SAMPLES, seed=seed))
     return percentile_interval(ratios, confidence=widened(confidence, prompts=len(scores)))
 

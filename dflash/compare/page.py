@@ -13,7 +13,7 @@ from math import isnan
 from dflash.compare.compare import Comparison
 from dflash.compare.contest import Difference
 from dflash.compare.pictures import draw_acceptance, draw_buckets, draw_loss, in_words
-from dflash.compare.text import SUMMARY_ROWS
+from dflash.compare.text import SUMMARY_ROWS, cell_words
 
 _COLOUR = {"better": "#1a7f4b", "worse": "#b3261e", "no difference": "#52606d"}
 _STYLE = """
@@ -72,7 +72,7 @@ def _acceptance(comparison: Comparison) -> Iterable[str]:
     rows = [
         [
             escape(row.kind),
-            *("-" if cell is None else f"{cell[0]:.2f} <small>[{cell[1]:.2f}, {cell[2]:.2f}]</small>" for cell in row.cells),
+            *(" <small>".join(words) + "</small>" * (len(words) - 1) for words in map(cell_words, row.cells)),
         ]
         for row in comparison.acceptance
     ]

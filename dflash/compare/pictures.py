@@ -60,9 +60,11 @@ def draw_acceptance(runs: Sequence[RunView], rows: Sequence[AcceptanceRow]) -> b
             cell = row.cells[index]
             if cell is not None:
                 heights.append(len(rows) - 1 - row_number + spread * ((len(runs) - 1) / 2 - index))
-                values.append(cell[0])
-                below.append(cell[0] - cell[1])
-                above.append(cell[2] - cell[0])
+                length, low, high = cell
+                values.append(length)
+                # At a low level of confidence the length itself may lie outside of its interval.
+                below.append(0.0 if low is None else max(length - low, 0.0))
+                above.append(0.0 if high is None else max(high - length, 0.0))
         colour = LINES[index % len(LINES)]
         axes.errorbar(values, heights, xerr=(below, above), fmt="o", color=colour, markersize=5, capsize=3, label=run.name)
     axes.set_yticks(range(len(rows)), [row.kind for row in reversed(rows)])

@@ -24,6 +24,14 @@ SUMMARY_ROWS: dict[str, Callable[[RunSummary], str]] = {
 """What only a finished run can tell."""
 
 
+def cell_words(cell: tuple[float, float | None, float | None] | None) -> list[str]:
+    """A length and its interval, where there are such, as two words."""
+    if cell is None:
+        return ["-"]
+    length, low, high = cell
+    return [f"{length:.2f}", *([] if low is None or high is None else [f"[{low:.2f}, {high:.2f}]"])]
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Verdicts, the table of acceptance and loss, what differs; log text is cleaned of control characters."""
     names = [run.name for run in comparison.runs]
@@ -31,7 +39,7 @@ def comparison_text(comparison: Comparison) -> str:
     table = [["", *names]]
     for row in comparison.acceptance:
         label = "acceptance" if row.kind == "all" else f"  {row.kind}"
-        table.append([label, *("-" if cell is None else f"{cell[0]:.2f} [{cell[1]:.2f}, {cell[2]:.2f}]" for cell in row.cells)])
+        table.append([label, *(" ".join(cell_words(cell)) for cell in row.cells)])
     for loss in comparison.losses:
         label = "loss at equal tokens" if loss.bucket == "all" else f"  bucket {loss.bucket}"
         table.append([label, *("-" if isnan(cell) else f"{cell:.4f}" for cell in loss.cells)])

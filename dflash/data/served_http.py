@@ -66,11 +66,13 @@ class ServerClient:
         self._patience = server
         self._silent_until_s = 0.0
         if urlsplit(self.address).scheme not in ("http", "https"):
-            raise TargetError(
-                f"the address of {section} is {self.address!r}, no http address", remedy="write e.g. http://127.0.0.1:8000/v1"
-            )
+            raise _no_address(section, self.address)
+        try:
+            base_url = httpx.URL(str(server.url).rstrip("/") + "/")
+        except httpx.InvalidURL as error:
+            raise _no_address(section, self.address) from error
         self._client = httpx.AsyncClient(
-            base_url=str(server.url).rstrip("/") + "/",
+            base_url=base_url,
             headers=_authorization(server.api_key_env),
             timeout=httpx.Timeout(server.request_timeout_s, connect=min(_CONNECT_TIMEOUT_S, server.request_timeout_s), pool=None),
             limits=httpx.Limits(max_connections=server.concurrency + 1, max_keepalive_connections=server.concurrency + 1),
@@ -212,6 +214,15 @@ def _authorization(variable: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+def _no_address(section: str, address: str) -> TargetError:
+    return TargetError(
+        f"the address of {section} is {address!r}, no http address", remedy="write e.g. http://127.0.0.1:8000/v1"
+    )  # fmt: skip
+
+
 def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an address that cannot be taken apart may still hold a key in front of its last @
+        return url.rpartition("//")[2].rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

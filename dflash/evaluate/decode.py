@@ -6,7 +6,7 @@ contract and its proof are in `lossless`. Nothing behind the first stop id or th
 The speculative loop knows no drafter: a proposer offers up to K-1 tokens behind each row's last one (the anchor), the target
 judges anchors and proposals in one forward, each row commits the accepted drafts and the target's own next token, and the
 target's cache is rolled back to them, row by row. The last committed token is always the next anchor: it has no cache entry
-and no features yet. Finished rows are dropped from the batch.
+and no features yet. A finished row's place is taken by the next prompt, in place; when nobody waits any more it is dropped.
 
 Times: the prefill and its first token are left out on both sides; the drafter's own pass over the prompt's features is
 part of the first draft and counts. In a batch a row's time is its share: what passes is divided among the unfinished rows.
@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dflash.evaluate.judge import judge
-from dflash.evaluate.proposal import Committed, Proposer
+from dflash.evaluate.proposal import Committed, Joining, Proposer
 from dflash.evaluate.stopwatch import SharedTime, Stopwatch
 from dflash.model.sampling import GREEDY, Sampling, choose
 from dflash.model.target import Target
@@ -96,7 +95,7 @@ class SpeculativeTrace:
 
 @dataclass(slots=True)
 class _Row:
-    """One unfinished prompt: prompt and committed tokens."""
+    """A prompt in the batch: prompt and committed tokens; `over` until its place is taken or dropped."""
 
     index: int
     key: str
@@ -104,6 +103,7 @@ class _Row:
     text: list[int]
     verifications: list[Verification] = field(default_factory=list)
     prefill_s: float = 0.0
+    over: bool = False
 
     @property
     def answered(self) -> int:
@@ -148,8 +148,8 @@ def plain_decode_batch(
     """
     loop = _PlainLoop(target, limits, sampling)
     waiting = _Waiting(prompts, keys, rows)
-    while waiting.rows or loop.rows:
-        if joining := waiting.next_for(len(loop.rows)):
+    while waiting.rows or loop.going:
+        if joining := waiting.next_for(len(loop.going)):
             loop.admit(joining)
         else:
             loop.step()
@@ -170,58 +170,93 @@ class _Waiting:
         return joining
 
 
-class _PlainLoop:
-    """One batch on its way, one token a forward; `rows` are the unfinished ones, in the order of the cache's rows."""
+class _Batch:
+    """Rows on their way, in the order of the cache's rows; those that are over stay until they are replaced or dropped."""
 
     _cache: TargetCache
+
+    def __init__(self, target: Target, limits: DecodeLimits, sampling: Sampling, *, stages: Sequence[str]) -> None:
+        self._target, self._limits, self._sampling = target, limits, sampling
+        self._watch = Stopwatch(target.device)
+        self._clock = SharedTime(self._watch, stages=stages)
+        self.rows: list[_Row] = []
+
+    @property
+    def going(self) -> list[int]:
+        """Places of the unfinished rows."""
+        return [place for place, row in enumerate(self.rows) if not row.over]
+
+    def _prefill(self, joining: list[_Row], *, with_taps: bool) -> tuple[Tensor, Tensor | None, TargetCache]:
+        """Feed new prompts: the target's first tokens [b, 1], their taps and their cache; nobody is charged for it."""
+        if self.going:
+            self._charge()
+        started_s = self._watch.now_s()
+        logits, features, cache = self._target.prefill([row.text for row in joining], with_taps=with_taps)
+        chosen = choose(logits[:, None], self._sampling, keys=[row.key for row in joining], firsts=[0] * len(joining))
+        for row in joining:
+            row.prefill_s = (self._watch.now_s() - started_s) / len(joining)
+        self._clock.skip()
+        return chosen, features, cache
+
+    def _seat(self, joining: list[_Row], cache: TargetCache) -> list[int]:
+        """Places of new rows: of some that are over, or all of a new batch where nobody is left."""
+        going = self.going
+        if not going:
+            self.rows, self._cache = joining, cache
+            return list(range(len(joining)))
+        places = [place for place, row in enumerate(self.rows) if row.over][: len(joining)]
+        for place, row in zip(places, joining, strict=True):
+            self.rows[place] = row
+        self._cache.replace_rows(places, cache)
+        return places
+
+    def _charge(self) -> None:
+        self._clock.charge([row.index for row in self.rows if not row.over])
+
+
+class _PlainLoop(_Batch):
+    """One token a forward."""
+
     _choice: Tensor
 
     def __init__(self, target: Target, limits: DecodeLimits, sampling: Sampling) -> None:
-        self._target, self._limits, self._sampling = target, limits, sampling
-        self._watch = Stopwatch(target.device)
-        self._clock = SharedTime(self._watch, stages=())
-        self.rows: list[_Row] = []
+        super().__init__(target, limits, sampling, stages=())
         self.traces: dict[int, PlainTrace] = {}
 
     def admit(self, joining: list[_Row]) -> None:
         """Feed their prompts and commit the target's first tokens."""
-        if self.rows:
-            self._clock.charge([row.index for row in self.rows])
-        started_s = self._watch.now_s()
-        logits, _, cache = self._target.prefill([row.text for row in joining], with_taps=False)
-        choice = choose(logits[:, None], self._sampling, keys=[row.key for row in joining], firsts=[0] * len(joining))
-        for row in joining:
-            row.prefill_s = (self._watch.now_s() - started_s) / len(joining)
-        self._clock.skip()
-        going = len(self.rows)
-        self._cache = TargetCache.stacked([self._cache, cache]) if going else cache
-        self._choice = torch.cat((self._choice, choice)) if going else choice
-        self.rows += joining
-        self._commit(going)
+        choice, _, cache = self._prefill(joining, with_taps=False)
+        places = self._seat(joining, cache)
+        if len(places) == len(self.rows):
+            self._choice = choice
+        else:
+            self._choice[places] = choice
+        self._commit(places, choice)
 
     def step(self) -> None:
         """One token of every row."""
+        going = self.going
+        if len(going) < len(self.rows):
+            self.rows, self._choice = [self.rows[place] for place in going], self._choice[going]
+            self._cache.select_rows(going)
         logits = self._target.logits_cached(self._choice, self._cache)
         keys, firsts = [row.key for row in self.rows], [row.answered for row in self.rows]
         self._choice = choose(logits, self._sampling, keys=keys, firsts=firsts)
-        self._commit(0)
+        self._commit(range(len(self.rows)), self._choice)
 
-    def _commit(self, first: int) -> None:
-        """Commit the choices of the rows from `first` on, close finished rows and drop them."""
-        ended = [False] * first
-        for row, token in zip(self.rows[first:], self._choice[first:, 0].tolist(), strict=True):
-            ended.append(self._limits.reaching([token], have=row.answered)[1])
+    def _commit(self, places: Sequence[int], choice: Tensor) -> None:
+        """Commit the choices [b, 1] of some rows and close finished ones."""
+        ended = []
+        for place, token in zip(places, choice[:, 0].tolist(), strict=True):
+            row = self.rows[place]
+            if self._limits.reaching([token], have=row.answered)[1]:
+                ended.append(row)
             row.text.append(token)
-        if not any(ended):
-            return
-        self._clock.charge([row.index for row in self.rows])
-        for row, over in zip(self.rows, ended, strict=True):
-            if over:
-                self.traces[row.index] = PlainTrace(row.answer, row.prefill_s, self._clock.of(row.index)[0])
-        going = [place for place, over in enumerate(ended) if not over]
-        self.rows, self._choice = [self.rows[place] for place in going], self._choice[going]
-        if going:
-            self._cache.select_rows(going)
+        if ended:
+            self._charge()
+        for row in ended:
+            row.over = True
+            self.traces[row.index] = PlainTrace(row.answer, row.prefill_s, self._clock.of(row.index)[0])
 
 
 def speculative_decode(
@@ -266,54 +301,45 @@ def speculative_decode_batch(
     """
     loop = _Loop(target, proposer, limits, sampling, rollback)
     waiting = _Waiting(prompts, keys, rows)
-    while waiting.rows or loop.rows:
-        if joining := waiting.next_for(len(loop.rows)):
+    while waiting.rows or loop.going:
+        if joining := waiting.next_for(len(loop.going)):
             loop.admit(joining)
         else:
             loop.verify()
     return [loop.traces[index] for index in range(len(prompts))]
 
 
-class _Loop:
-    """One batch on its way; `rows` are the unfinished ones, in the order of the cache's rows."""
+class _Loop(_Batch):
+    """One block a forward.
 
-    _cache: TargetCache
+    `_kept` says how many positions of the latest features are committed and not drafted from yet, for each row.
+    """
 
     def __init__(self, target: Target, proposer: Proposer, limits: DecodeLimits, sampling: Sampling, rollback: Rollback) -> None:
-        self._target, self._proposer, self._limits = target, proposer, limits
-        self._sampling, self._rollback = sampling, rollback
-        self._watch = Stopwatch(target.device)
-        self._clock = SharedTime(self._watch, stages=("target", "drafter"))
+        super().__init__(target, limits, sampling, stages=("target", "drafter"))
+        self._proposer, self._rollback = proposer, rollback
         self._features: Tensor | None = None
         self._kept: list[int] = []
-        self.rows: list[_Row] = []
         self.traces: dict[int, SpeculativeTrace] = {}
 
     def admit(self, joining: list[_Row]) -> None:
         """Feed their prompts and commit the target's first tokens."""
-        if self.rows:
-            self._clock.charge([row.index for row in self.rows])
-        started_s = self._watch.now_s()
-        keys, going = [row.key for row in joining], len(self.rows)
-        logits, features, cache = self._target.prefill([row.text for row in joining], with_taps=self._proposer.needs_features)
-        chosen = choose(logits[:, None], self._sampling, keys=keys, firsts=[0] * len(joining)).tolist()
-        for row in joining:
-            row.prefill_s = (self._watch.now_s() - started_s) / len(joining)
-        self._clock.skip()
-        if going:
-            self._proposer.admit(keys)
-            self._cache = TargetCache.stacked([self._cache, cache])
-            self._features = _stacked(self._features, features)
+        first, features, cache = self._prefill(joining, with_taps=self._proposer.needs_features)
+        places, chosen = self._seat(joining, cache), first.tolist()
+        if len(places) == len(self.rows):
+            self._proposer.begin([row.key for row in joining])
+            self._features, self._kept = features, [row.prompt_tokens for row in joining]
         else:
-            self._proposer.begin(keys)
-            self._cache, self._features = cache, features
-        self.rows += joining
-        self._kept += [row.prompt_tokens for row in joining]
-        over = [self._limits.reaching(tokens, have=0)[1] for tokens in chosen]
-        self._go_on([*[False] * going, *over], [*[[]] * going, *chosen])
+            taps = [None if features is None else features[new, : row.prompt_tokens][None] for new, row in enumerate(joining)]
+            with self._watch.stage("drafter"):
+                self._proposer.replace_rows([Joining(*new) for new in zip(places, [row.key for row in joining], taps, strict=True)])
+            for place in places:
+                self._kept[place] = 0
+        self._commit(places, chosen, [self._limits.reaching(tokens, have=0)[1] for tokens in chosen])
 
     def verify(self) -> None:
         """Draft, judge, commit, roll back: one target forward for all rows."""
+        self._drop_finished()
         rows = self.rows
         anchors = torch.tensor([row.text[-1:] for row in rows], device=self._target.device)
         committed = Committed([row.text for row in rows], anchors, self._features, self._kept)
@@ -339,38 +365,33 @@ class _Loop:
         self._kept = [agreed + 1 for agreed in accepted]
         going = [kept for kept, over in zip(self._kept, ended, strict=True) if not over]
         if going:
-            # A finished row needs no rollback of its own: it takes the longest of the others and is dropped.
-            self._rollback(self._cache, [max(going) if over else kept for kept, over in zip(self._kept, ended, strict=True)])
-        self._go_on(ended, chosen)
+            # A finished row needs no rollback of its own: it takes the longest of the others and is replaced or dropped.
+            self._kept = [max(going) if over else kept for kept, over in zip(self._kept, ended, strict=True)]
+            self._rollback(self._cache, self._kept)
+            self._features = None if self._features is None else self._features[:, : max(going)]
+        self._commit(range(len(rows)), chosen, ended)
 
-    def _go_on(self, ended: Sequence[bool], chosen: Sequence[Sequence[int]]) -> None:
-        """Commit tokens, close finished rows and drop them."""
+    def _commit(self, places: Sequence[int], chosen: Sequence[Sequence[int]], ended: Sequence[bool]) -> None:
+        """Commit tokens of some rows and close those that have ended."""
+        for place, tokens in zip(places, chosen, strict=True):
+            self.rows[place].text += tokens
         if any(ended):
-            self._clock.charge([row.index for row in self.rows])
-        for row, over, tokens in zip(self.rows, ended, chosen, strict=True):
-            row.text += tokens
-            if over:
-                self.traces[row.index] = self._trace(row)
-        if any(ended):
-            going = [place for place, over in enumerate(ended) if not over]
-            self.rows = [self.rows[place] for place in going]
-            self._kept = [self._kept[place] for place in going]
-            if going:
-                self._cache.select_rows(going)
-                self._proposer.select_rows(going)
-                self._features = None if self._features is None else self._features[going]
-        if self._features is not None and self._kept:
-            self._features = self._features[:, : max(self._kept)]
+            self._charge()
+            for place, over in zip(places, ended, strict=True):
+                if over:
+                    self.rows[place].over = True
+                    self.traces[self.rows[place].index] = self._trace(self.rows[place])
+
+    def _drop_finished(self) -> None:
+        """Nobody waits for the places of finished rows."""
+        going = self.going
+        if len(going) < len(self.rows):
+            self.rows, self._kept = [self.rows[place] for place in going], [self._kept[place] for place in going]
+            self._cache.select_rows(going)
+            self._proposer.select_rows(going)
+            self._features = None if self._features is None else self._features[going]
 
     def _trace(self, row: _Row) -> SpeculativeTrace:
         decode_s, target_s, drafter_s = self._clock.of(row.index)
         verified = tuple(row.verifications)
         return SpeculativeTrace(row.answer, verified, row.prefill_s, decode_s, target_s=target_s, drafter_s=drafter_s)
-
-
-def _stacked(features: Tensor | None, joining: Tensor | None) -> Tensor | None:
-    """Features [B, n, M*D] of running rows and of joining ones, zeros behind the shorter."""
-    if features is None or joining is None:
-        return None
-    longest = max(features.shape[1], joining.shape[1])
-    return torch.cat([functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in (features, joining)])

@@ -64,7 +64,10 @@ class VerificationTable:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceMetrics:
-    """Acceptance over a set of verifications; the fields are those of `records.EvaluationResult`."""
+    """Acceptance over a set of verifications; the fields are those of `records.EvaluationResult`.
+
+    One prompt says nothing about others: its `acceptance_ci` is None.
+    """
 
     verifications: int
     drafted: int
@@ -74,7 +77,7 @@ class AcceptanceMetrics:
     acceptance_length_untruncated: float
     accepted_length: float
     acceptance_length_macro: float
-    acceptance_ci: tuple[float, float]
+    acceptance_ci: tuple[float, float] | None
     survival_per_position: tuple[float, ...]
     conditional_per_position: tuple[float, ...]
     drafted_per_position: tuple[int, ...]
@@ -119,7 +122,7 @@ def acceptance_metrics(
         acceptance_length_untruncated=float((table.accepted + 1).sum() / total),
         accepted_length=float(accepted.sum() / total),
         acceptance_length_macro=float((per_prompt[decoded] / passes[decoded]).mean()),
-        acceptance_ci=ratio_interval(per_prompt, passes, counts=counts, confidence=confidence),
+        acceptance_ci=ratio_interval(per_prompt, passes, counts=counts, confidence=confidence) if decoded.sum() > 1 else None,
         survival_per_position=survival_rates(table, positions=positions),
         conditional_per_position=by_position.conditional,
         drafted_per_position=by_position.drafted,

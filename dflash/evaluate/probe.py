@@ -90,6 +90,11 @@ def paired_gain(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfi
     return percentile_interval(np.subtract(*lengths), confidence=widened(evaluate.confidence, prompts=len(new.counted)))
 
 
+def shown_better(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfig) -> bool:
+    """Whether the whole interval of the difference lies above zero; never for one prompt, whose interval has no width."""
+    return len(new.counted) > 1 and paired_gain(new, old, evaluate=evaluate)[0] > 0
+
+
 def probe_identity(config: Config, prompts: Sequence[EvalPrompt]) -> str:
     """SHA-256 (hex) of everything but the checkpoint that a probe's acceptance hangs on."""
     settings = {

@@ -21,13 +21,28 @@ class Committed:
         texts: prompt and committed tokens of each row; the last one is the anchor, which has no features yet.
         anchors: the anchors again, [B, 1], on the target's device.
         features: taps [B, n, M*D] of the latest forward; None unless `needs_features`.
-        kept: how many of its first n positions are committed, for each row; they end right before the anchor.
+        kept: how many of its first n positions are committed, for each row; they end right before the anchor. 0 in a row whose
+            features were all given when it joined.
     """
 
     texts: Sequence[Sequence[int]]
     anchors: Tensor
     features: Tensor | None
     kept: Sequence[int]
+
+
+class Joining(NamedTuple):
+    """A prompt that takes the place of a row that has ended.
+
+    Attributes:
+        row: whose place.
+        key: its name.
+        features: taps [1, n, M*D] of its n tokens; None unless `needs_features`.
+    """
+
+    row: int
+    key: str
+    features: Tensor | None
 
 
 class Proposal(NamedTuple):
@@ -57,8 +72,8 @@ class Proposer(Protocol):
     def begin(self, keys: Sequence[str]) -> None:
         """Forget all rows and start with new ones, of the given names."""
 
-    def admit(self, keys: Sequence[str]) -> None:
-        """New rows, of the given names, join behind those that are there."""
+    def replace_rows(self, joining: Sequence[Joining]) -> None:
+        """New rows take the places of some that have ended; only where several rows began."""
 
     def propose(self, committed: Committed) -> Proposal:
         """Guess 0 to `max_drafts` tokens behind each row's anchor."""

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from dflash.errors import EvaluationError
 from dflash.evaluate.lookup import lookup_continuation
-from dflash.evaluate.proposal import Committed, Proposal
+from dflash.evaluate.proposal import Committed, Joining, Proposal
 from dflash.model.drafter import Drafter
-from dflash.model.ragged_draft import RaggedContext, draft_ragged
+from dflash.model.ragged_draft import RaggedContext, draft_ragged, refill_ragged
 from dflash.model.sampling import Sampling, greedy_choice, inverse_cdf, keyed_uniforms, probabilities
 from dflash.model.screened_head import ScreenedHead, screening_pays
 from dflash.model.target import Target
@@ -63,12 +63,15 @@ class DrafterProposer:
         self._alone = self._drafter.new_cache()
         self._ragged = RaggedContext(len(keys)) if len(keys) > 1 else None
 
-    def admit(self, keys: Sequence[str]) -> None:
-        """Add empty contexts; only where several rows began, which need not be equally long."""
+    def replace_rows(self, joining: Sequence[Joining]) -> None:
+        """Read the features of prompts that join; only where several rows began."""
         if self._ragged is None:
             raise TypeError("no row can join a single one: its context has no rows")
-        self._keys += keys
-        self._ragged.add_rows(len(keys))
+        for new in joining:
+            if new.features is None:
+                raise TypeError("the drafter reads the target's taps; decode with a proposer whose needs_features is true")
+            self._keys[new.row] = new.key
+            refill_ragged(self._drafter, new.features.to(self._dtype), self._ragged, row=new.row)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Drop the other rows' contexts."""
@@ -118,7 +121,7 @@ class LookupProposer:
     def begin(self, keys: Sequence[str]) -> None:
         """Nothing is remembered between calls."""
 
-    def admit(self, keys: Sequence[str]) -> None:
+    def replace_rows(self, joining: Sequence[Joining]) -> None:
         """Nothing is remembered between calls."""
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -160,9 +163,10 @@ class OracleProposer:
         """Answer these rows."""
         self._keys = list(keys)
 
-    def admit(self, keys: Sequence[str]) -> None:
-        """Answer these rows too."""
-        self._keys += keys
+    def replace_rows(self, joining: Sequence[Joining]) -> None:
+        """Answer these rows from now on."""
+        for new in joining:
+            self._keys[new.row] = new.key
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Answer only these rows."""

@@ -79,5 +79,5 @@ def _times(contests: Sequence[Contest], candidate: int, counts: IntArray, confid
         "plain_tokens_per_s": timing.plain_tokens_per_s,
         "speculative_tokens_per_s": timing.speculative_tokens_per_s,
         "speedup": timing.speedup,
-        "speedup_ci": [None if len(contests) < 2 or math.isnan(end) else end for end in timing.speedup_ci],
+        "speedup_ci": [None if math.isnan(end) else end for end in timing.speedup_ci or (math.nan, math.nan)],
     }

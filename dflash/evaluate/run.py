@@ -6,7 +6,6 @@ in every evaluation, and `lossless` is their conjunction.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -188,7 +187,7 @@ def _result(
         plain_s_per_token=None if timing is None else timing.plain_s_per_token,
         speculative_s_per_token=None if timing is None else timing.speculative_s_per_token,
         speedup=None if timing is None else timing.speedup,
-        speedup_ci=None if timing is None or math.isnan(timing.speedup_ci[0]) else timing.speedup_ci,
+        speedup_ci=None if timing is None else timing.speedup_ci,
         target_frac=None if timing is None else timing.target_frac,
         drafter_frac=None if timing is None else timing.drafter_frac,
         other_frac=None if timing is None else timing.other_frac,

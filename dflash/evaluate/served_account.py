@@ -69,7 +69,13 @@ def reconcile(drafting: Drafting, *, answers: int, completion_tokens: int, posit
         )
     undrafted = max(0, -beyond)
     histogram, steps = drafting.histogram, drafting.steps
+    if histogram is not None and any(histogram[positions + 1 :]):
+        raise EvaluationError(
+            f"{what}: the engine tells of {len(histogram) - 1} accepted drafts in a block of {positions}",
+            remedy="docs/evaluation.md says which versions are known",
+        )
     if histogram is not None:
+        histogram = histogram[: positions + 1]
         padded = [*histogram, *[0] * (positions + 1 - len(histogram))]
         padded[0] += undrafted
         histogram = tuple(padded)
@@ -120,7 +126,7 @@ def figures_of_answers(accounts: Sequence[Account], *, counts: IntArray, confide
         "accepted": accepted,
         "accepted_length": accepted / int(passes.sum()),
         "acceptance_length_macro": float((counted[decoded] / passes[decoded]).mean()),
-        "acceptance_ci": ratio_interval(counted, passes, counts=counts, confidence=confidence),
+        "acceptance_ci": ratio_interval(counted, passes, counts=counts, confidence=confidence) if decoded.sum() > 1 else None,
     }
 
 

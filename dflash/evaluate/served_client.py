@@ -269,8 +269,16 @@ class ServedEngine:
 
 
 def root_of(url: str) -> str:
-    """A server's base address, whether or not the version was written behind it."""
-    parts = urlsplit(url)
+    """A server's base address, whether or not the version was written behind it.
+
+    Raises:
+        TargetError: it is no URL.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        shown = url.rpartition("@")[2]  # a key may stand in front of it
+        raise TargetError(f"{shown!r} is no address of a server: {error}", remedy="write e.g. http://127.0.0.1:8000") from error
     return urlunsplit(parts._replace(path=parts.path.rstrip("/").removesuffix("/v1"), query="", fragment=""))
 
 

@@ -16,7 +16,7 @@ from dflash.evaluate.result_slices import prompt_set_entries
 from dflash.evaluate.served_account import Account, figures_of_all, figures_of_answers, reconcile, steps_table
 from dflash.evaluate.served_client import Known
 from dflash.evaluate.served_counters import Counters
-from dflash.evaluate.served_replies import Drafting, ServedReply
+from dflash.evaluate.served_replies import NO_DRAFTING, Drafting, ServedReply
 from dflash.evaluate.slices import alarms, bigram_accuracy, slice_by_context, slice_by_label
 from dflash.records import EvaluationResult
 
@@ -70,8 +70,7 @@ def accounts_of(asked: Asked, *, expected: int) -> tuple[tuple[Account, ...], in
     """
     replies = asked.replies
     told = _told(asked)
-    longest = max((len(each.histogram) - 1 for each in told if each.histogram), default=0)
-    positions = asked.known.positions or longest or expected
+    positions = asked.known.positions or max(map(_most_drafts, told)) or expected
     if sum(each.verifications for each in told) == 0:
         _nothing_verified(replies)
     if len(told) != len(replies):
@@ -157,13 +156,21 @@ def served_result(
     return result, table
 
 
+def _most_drafts(told: Drafting) -> int:
+    """Drafts of the longest proposal that an account tells of, 0 where it tells of none."""
+    bins = 0 if told.histogram is None else len(told.histogram) - 1
+    return max(bins, *(drafted for drafted, _ in told.steps or ()), 0)
+
+
 def _told(asked: Asked) -> list[Drafting]:
     """What the server told: by counters, or in its replies."""
     if asked.counters:
         return [since.drafting() for since in asked.counters]
-    told = [reply.drafting for reply in asked.replies if reply.drafting is not None]
+    # An answer that the prefill ended has nothing to account for.
+    accounts = [reply.drafting or (NO_DRAFTING if reply.completion_tokens == 1 else None) for reply in asked.replies]
+    told = [account for account in accounts if account is not None]
     if len(told) < len(asked.replies):
-        first = next(prompt.id for prompt, reply in zip(asked.prompts, asked.replies, strict=True) if reply.drafting is None)
+        first = next(prompt.id for prompt, account in zip(asked.prompts, accounts, strict=True) if account is None)
         raise EvaluationError(
             f"{len(asked.replies) - len(told)} of {len(asked.replies)} answers came without an account of their verifications, "
             f"first {first!r}",

@@ -135,8 +135,7 @@ def _slice(
         "verifications": figures.verifications,
         "verification_frac": figures.verifications / len(whole),
         "acceptance_length": figures.acceptance_length,
-        # One prompt says nothing about others: no interval rather than one without a width.
-        "acceptance_ci": [None if own < 2 or np.isnan(end) else end for end in figures.acceptance_ci],
+        "acceptance_ci": [None if np.isnan(end) else end for end in figures.acceptance_ci or (np.nan, np.nan)],
         "acceptance_length_macro": figures.acceptance_length_macro,
         "acceptance_length_untruncated": figures.acceptance_length_untruncated,
         "accepted_length": figures.accepted_length,

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from dflash.errors import StorageError
 
 RESULT_FILE = "result.json"
 VERIFICATIONS_FILE = "verifications.parquet"
@@ -13,6 +19,26 @@ SWEEP_FILE = "sweep.json"
 SWEEP_TEXT = "sweep.txt"
 SWEEP_PICTURE = "sweep.png"
 REPORT_FILE = "report.html"
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def writing_alone(eval_dir: Path) -> Iterator[None]:
+    """Be the only one who writes evaluations of a run while the block runs: files of two would not belong together.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    try:
+        eval_dir.mkdir(parents=True, exist_ok=True)
+        lock = (eval_dir / LOCK_FILE).open("ab")
+    except OSError as error:
+        raise StorageError(
+            f"{eval_dir} cannot be written: {error.strerror}", remedy="make it a folder that can be, on a disk with room"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def newest_evaluation(eval_dir: Path, label: str) -> Path | None:
@@ -26,5 +52,7 @@ def newest_sweep(eval_dir: Path) -> Path | None:
 
 
 def _newest(eval_dir: Path, label: str, file_name: str) -> Path | None:
-    steps = {int(file.parent.name.rpartition("-")[2]): file.parent for file in eval_dir.glob(f"{label}-step-*/{file_name}")}
+    named = re.compile(rf"{re.escape(label)}-step-(\d+)")  # a copy beside it (`trained-step-600-old`) is no evaluation
+    found = {file.parent: named.fullmatch(file.parent.name) for file in eval_dir.glob(f"*/{file_name}")}
+    steps = {int(match[1]): folder for folder, match in found.items() if match is not None}
     return steps[max(steps)] if steps else None

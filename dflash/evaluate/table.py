@@ -30,7 +30,6 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
     Returns:
         Lines joined by newlines, none behind the last.
     """
-    low, high = summary.acceptance_ci95
     lines = [
         "=" * WIDTH,
         *_wrapped("run", clean_text(summary.run)),
@@ -38,7 +37,7 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         _line(
             "acceptance length",
             f"{_figure(summary.acceptance_length_untrained, 2)} -> {_figure(summary.acceptance_length, 2)}"
-            f"   (95 % interval {_figure(low, 2)} to {_figure(high, 2)})",
+            f"   ({_interval(summary)})",
         ),
         _line("", "tokens committed per target forward, untrained -> trained"),
         *_position_lines(summary.acceptance_per_position),
@@ -62,6 +61,13 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         "=" * WIDTH,
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _interval(summary: RunSummary) -> str:
+    if summary.acceptance_ci95 is None:
+        return "no interval: one prompt"
+    low, high = summary.acceptance_ci95
+    return f"{100 * summary.confidence:g} % interval {_figure(low, 2)} to {_figure(high, 2)}"
 
 
 def _setting_lines(summary: RunSummary) -> list[str]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dflash.evaluate.proposal import Committed, Proposal, Proposer
+from torch import Tensor
+
+from dflash.evaluate.proposal import Committed, Joining, Proposal, Proposer
 from dflash.model.target import Target
 
 
@@ -43,9 +45,9 @@ class _OwnTaps:
         """Start with new rows."""
         self._proposer.begin(keys)
 
-    def admit(self, keys: Sequence[str]) -> None:
+    def replace_rows(self, joining: Sequence[Joining]) -> None:
         """New rows join."""
-        self._proposer.admit(keys)
+        self._proposer.replace_rows([Joining(new.row, new.key, self._own(new.features)) for new in joining])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Only these rows go on."""
@@ -53,8 +55,10 @@ class _OwnTaps:
 
     def propose(self, committed: Committed) -> Proposal:
         """Draft from its own taps."""
-        features = committed.features
-        if features is not None:
-            apart = features.view(*features.shape[:-1], self._taps, -1)
-            features = apart[..., self._places, :].flatten(-2)
-        return self._proposer.propose(Committed(committed.texts, committed.anchors, features, committed.kept))
+        return self._proposer.propose(Committed(committed.texts, committed.anchors, self._own(committed.features), committed.kept))
+
+    def _own(self, features: Tensor | None) -> Tensor | None:
+        if features is None:
+            return None
+        apart = features.view(*features.shape[:-1], self._taps, -1)
+        return apart[..., self._places, :].flatten(-2)

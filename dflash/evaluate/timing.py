@@ -21,7 +21,7 @@ class Timing:
 
     Attributes:
         speedup: pooled plain time a token over pooled speculative time a token.
-        speedup_ci: bootstrap interval over prompts.
+        speedup_ci: bootstrap interval over prompts; None where one prompt tells nothing.
         speedup_median: median over prompts of their own speed-ups.
         target_frac: share of the speculative time in the target's forwards.
         drafter_frac: in the proposer; the rest is the loop's own.
@@ -30,7 +30,7 @@ class Timing:
     plain_s_per_token: float
     speculative_s_per_token: float
     speedup: float
-    speedup_ci: tuple[float, float]
+    speedup_ci: tuple[float, float] | None
     speedup_median: float
     target_frac: float
     drafter_frac: float
@@ -72,12 +72,13 @@ def measure_timing(
     timed = (plain_tokens > 0) & (fast_tokens > 0)
     slow, fast = plain_s.sum() / plain_tokens.sum(), fast_s.sum() / fast_tokens.sum()
     resampled = resampled_ratios(plain_s, plain_tokens, counts=counts) / resampled_ratios(fast_s, fast_tokens, counts=counts)
+    level = widened(confidence, prompts=int(timed.sum()))
     own = (plain_s[timed] / plain_tokens[timed]) / (fast_s[timed] / fast_tokens[timed])
     return Timing(
         plain_s_per_token=float(slow),
         speculative_s_per_token=float(fast),
         speedup=float(slow / fast),
-        speedup_ci=percentile_interval(resampled, confidence=widened(confidence, prompts=int(timed.sum()))),
+        speedup_ci=percentile_interval(resampled, confidence=level) if timed.sum() > 1 else None,
         speedup_median=float(np.median(own)) if own.size else float(slow / fast),
         target_frac=sum(trace.target_s for trace in speculative) / float(fast_s.sum()),
         drafter_frac=sum(trace.drafter_s for trace in speculative) / float(fast_s.sum()),

@@ -43,7 +43,8 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
         StorageError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT_FILE).unlink(missing_ok=True)
+    for old in (folder / RESULT_FILE, *folder.glob("*.png")):
+        old.unlink(missing_ok=True)  # a picture of something that was not measured this time
     pictures = draw_plots(evaluation.result)
     contents = {
         VERIFICATIONS_FILE: verifications_parquet(

@@ -23,19 +23,19 @@ from dflash.health.causes import Surroundings, classified
 from dflash.health.decision import Remedy, damage_of
 from dflash.health.detectors import Integrity
 from dflash.health.detectors.base import plain
-from dflash.health.detectors.grad_spike import composition
 from dflash.health.detectors.replay import Taken
 from dflash.health.detectors.staleness import future_finding, silent_from_s, stale_finding, staleness_summary
 from dflash.health.heap import uncollected
-from dflash.health.history import Curve, History
+from dflash.health.history import History, keep_points
 from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
 from dflash.health.live import LiveSteps
 from dflash.health.panel import Panel, PanelState, Snapshot
 from dflash.health.verdict import Evidence, judge
 from dflash.records import Finding, HealthReport
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 _STRETCH_RECORDS = 256  # judged at once: long enough to be fast, short enough to stay in the processor's cache
+_START_ANEW = "delete the state file: the log is then read from its beginning"
 _SEGMENT_EVENTS = frozenset({"start", "resume", "rollback_end"})
 _SEVERITY_ORDER = {"critical": 0, "warn": 1, "info": 2}
 
@@ -68,7 +68,6 @@ class HealthChecker:
         self.config_hash = config_hash(health, train, checkpoint)
         self._integrity = Integrity()
         self._panel = Panel(health, train, checkpoint)
-        self._fresh = self._panel.state()
         self._live = LiveSteps()
         self._history = History()
         self._replaced = False
@@ -184,8 +183,8 @@ class HealthChecker:
         values: dict[str, Any] = msgspec.to_builtins(state, str_keys=True)
         return values
 
-    def encoded(self) -> bytes:
-        """The state as JSON, without building its values first: what a check after the next few records costs most."""
+    def packed(self) -> bytes:
+        """The state as one packed value, without building its parts first: what a check after a few records costs most."""
         parts = {
             "version": STATE_VERSION,
             "config": self.config_hash,
@@ -197,7 +196,18 @@ class HealthChecker:
             "history": self._history,
             "replaced": self._replaced,
         }
-        return msgspec.json.encode(parts, enc_hook=plain)
+        return msgspec.msgpack.encode(parts, enc_hook=plain)
+
+    @classmethod
+    def of_packed(cls, packed: bytes, health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> HealthChecker:
+        """The checker that gave `packed`; see `from_state` for the errors."""
+        try:
+            saved = msgspec.msgpack.decode(packed, type=CheckerState, strict=False)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _damaged(error) from error
+        checker = cls(health, train, checkpoint)
+        checker._load(saved)
+        return checker
 
     @classmethod
     def from_state(
@@ -208,20 +218,24 @@ class HealthChecker:
         Raises:
             DataError: the state is damaged, of another version, or was made with another configuration.
         """
-        checker = cls(health, train, checkpoint)
-        remedy = "delete the state file: the log is then read from its beginning"
         try:
             saved = msgspec.convert(state, CheckerState, str_keys=True)
-            if saved.version != STATE_VERSION or saved.config != checker.config_hash:
-                raise DataError("the saved state belongs to another version or configuration", remedy=remedy)
-            checker._live, checker._history, checker._replaced = saved.live, saved.history, saved.replaced
-            checker._panel.load(saved.panel)
-            checker._panel.snapshots = saved.snapshots
-            checker._panel.repeated.taken = saved.taken
-            checker._integrity.load(saved.integrity)
-        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"the saved state of the health check is damaged: {error}", remedy=remedy) from error
+        except msgspec.ValidationError as error:
+            raise _damaged(error) from error
+        checker = cls(health, train, checkpoint)
+        checker._load(saved)
         return checker
+
+    def _load(self, saved: CheckerState) -> None:
+        if saved.version != STATE_VERSION or saved.config != self.config_hash:
+            raise DataError("the saved state belongs to another version or configuration", remedy=_START_ANEW)
+        try:
+            self._panel.load(saved.panel)
+            self._integrity.load(saved.integrity)
+        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+            raise _damaged(error) from error
+        self._live, self._history, self._replaced = saved.live, saved.history, saved.replaced
+        self._panel.snapshots, self._panel.repeated.taken = saved.snapshots, saved.taken
 
     def _see_step(self, record: StepLine) -> None:
         step = record.step
@@ -246,7 +260,10 @@ class HealthChecker:
 
     def _judge(self, records: Sequence[StepLine]) -> None:
         self._history.see_stretch(records)
-        self._panel.see_stretch(records, after=self._draw)
+        panel, spike = self._panel, self._health.spike
+        panel.see_stretch(records)
+        keep_points(self._history.loss, panel.loss_points, limit_z=spike.loss_z)
+        keep_points(self._history.grad_norm, panel.gradient_points, limit_z=spike.grad_z)
 
     def _see_event(self, event: EventLine) -> None:
         if self._replaced and event.event in _SEGMENT_EVENTS:
@@ -266,9 +283,7 @@ class HealthChecker:
         self._replaced = False
         goes_on = segment >= self._live.segment and step == self._live.last + 1
         if not goes_on:
-            self._panel.snapshots = []
-            self._panel.load(self._fresh)
-            self._panel.repeated.taken = []
+            self._panel.start_anew()
             self._integrity.on_new_process()
             self._live, self._history = LiveSteps(), History()
 
@@ -287,28 +302,6 @@ class HealthChecker:
     def _snapshot(self, step: int) -> None:
         if step == self._live.last + 1:
             self._panel.snapshot(step)
-
-    def _draw(self, record: StepLine) -> None:
-        """Keep the points of a judged record for the curves, with the limits as they now stand."""
-        history = self._history
-        for batch in record.micro_batches:
-            if batch.ce_sum is not None and batch.n_tokens > 0:
-                curve = history.loss.get(batch.bucket)
-                if curve is None:
-                    curve = history.loss[batch.bucket] = Curve()
-                seen = curve.seen  # `wants_next`, without a call for each of millions of records
-                curve.seen = seen + 1
-                if not seen % curve.stride:
-                    band = self._panel.loss.usual_and_limit(batch.bucket)
-                    curve.keep(record.step, batch.ce_sum / batch.n_tokens, band=band)
-        if record.grad_norm is not None and (key := composition(record)) is not None:
-            curve = history.grad_norm.get(key)
-            if curve is None:
-                curve = history.grad_norm[key] = Curve()
-            seen = curve.seen
-            curve.seen = seen + 1
-            if not seen % curve.stride:
-                curve.keep(record.step, record.grad_norm, band=self._panel.gradient.usual_and_limit(key))
 
     def _coverage_frac(self) -> float:
         expected = self._live.last + 1
@@ -342,6 +335,10 @@ class HealthChecker:
             "step_time_median_s": context.step_time_median_s(),
             "last_probe": None if not self._history.probes else msgspec.structs.asdict(self._history.probes[-1]),
         }
+
+
+def _damaged(error: Exception) -> DataError:
+    return DataError(f"the saved state of the health check is damaged: {error}", remedy=_START_ANEW)
 
 
 def config_hash(health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> str:

@@ -6,7 +6,9 @@ Invariant: a pure function of the live records and events seen so far; no clock,
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -24,6 +26,7 @@ _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 _LIFE = frozenset({"start", "resume", "rollback_end", "save_begin", "save_staged", "save_durable", "finish"})
 
 _PLANNED = frozenset({"epoch", "lr_change"})
+_STEP = attrgetter("step")
 
 
 class RecentStep(msgspec.Struct, array_like=True, gc=False):
@@ -33,6 +36,11 @@ class RecentStep(msgspec.Struct, array_like=True, gc=False):
     batch_ids: tuple[int, ...]
     grad_z: float | None
     grad_chance: float | None = None
+
+    def stands_out(self, z: float, *, chance: float | None) -> None:
+        """Note how far its gradient norm stood out, and how rare that is by the run's own noise."""
+        self.grad_z = math.floor(z * 1000.0 + 0.5) / 1000.0  # a quarter of what `round` costs
+        self.grad_chance = chance
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):
@@ -71,10 +79,10 @@ class RunContext(msgspec.Struct):
         overlay: what a rollback changed about the learning rate.
         last_life_s: wall time of the trainer's last sign of life.
         last_loss_spike: step of the newest loss spike in any bucket; last_rise: likewise, also where it is only noted.
-        open_loss_spikes: buckets that have not come back from one.
+        open_loss_spikes: buckets that have not come back from one, since step `open_since`; `open_before` it was so many.
         planned: (step, event) of the newest declared changes that may move the loss.
         rebase: a declared change has moved the loss for good; its baselines are to be learnt anew.
-        judged: micro-batches of the record in hand, while it is being judged.
+        judged: micro-batches of each of the records in hand, while they are being judged.
         save_begun_step: newest save that has begun.
         gradients: the log holds gradient norms.
     """
@@ -90,6 +98,8 @@ class RunContext(msgspec.Struct):
     last_loss_spike: int | None = None
     last_rise: int | None = None
     open_loss_spikes: int = 0
+    open_since: int = 0
+    open_before: int = 0
     last: LastValues | None = None
     finished: bool = False
     planned: list[tuple[int, str]] = msgspec.field(default_factory=list)
@@ -100,11 +110,11 @@ class RunContext(msgspec.Struct):
 
     def see_step(self, record: StepLine) -> None:
         """Remember a live record; called before any detector sees it."""
-        self.see_totals((record,))
-        self.see_recent(record)
+        self.see_stretch((record,))
+        self.forget_old()
 
-    def see_totals(self, records: Sequence[StepLine]) -> None:
-        """Remember of consecutive live records what no detector asks for while it judges one of them."""
+    def see_stretch(self, records: Sequence[StepLine]) -> None:
+        """Remember consecutive live records, before any detector sees one of them: what looks back says from which step."""
         self.steps += len(records)
         self.steps_without_loss += sum([record.ce is None and not record.nonfinite for record in records])
         self.step_times_s += [record.step_time_s for record in records[-STEP_TIMES:]]
@@ -112,15 +122,11 @@ class RunContext(msgspec.Struct):
         newest = records[-1]
         self.last_life_s = newest.wall_time_s
         self.last = LastValues(newest.ce, newest.accuracy, newest.accepted_length, newest.lr, newest.tokens_per_s)
+        self.recent += [RecentStep(record.step, _batch_ids(record), None) for record in records]
 
-    def see_recent(self, record: StepLine) -> None:
-        """Remember what detectors look back at."""
-        batches = record.micro_batches
-        ids = (batches[0].batch_id,) if len(batches) == 1 else tuple([batch.batch_id for batch in batches])
-        recent = self.recent
-        recent.append(RecentStep(record.step, ids, None))
-        if len(recent) > RECENT_STEPS:
-            del recent[0]
+    def forget_old(self) -> None:
+        """Forget steps too old to look back at; called once the records seen have been judged."""
+        del self.recent[:-RECENT_STEPS]
 
     def see_event(self, event: EventLine) -> None:
         """Remember an event."""
@@ -147,21 +153,34 @@ class RunContext(msgspec.Struct):
         self.step_times_s.clear()
 
     def batches_between(self, first_step: int, last_step: int) -> tuple[int, ...]:
-        """Batch ids that the remembered steps in [first_step, last_step] consumed, ascending."""
-        return tuple(sorted({batch for seen in self.recent if first_step <= seen.step <= last_step for batch in seen.batch_ids}))
+        """Batch ids that steps in [first_step, last_step] consumed, as remembered at the last of them, ascending."""
+        return tuple(sorted({batch for seen in self._up_to(last_step) if first_step <= seen.step for batch in seen.batch_ids}))
 
-    def led_from(self, onset: int, z: float) -> int:
-        """The step at which a gradient outlier led what shows from `onset` on.
+    def led_from(self, onset: int, z: float, *, step: int) -> int:
+        """The step at which a gradient outlier led what shows from `onset` on, as seen from `step`.
 
         The gradient leads by a step or two; one that no chance explains leads by more, because momentum spreads its damage.
         """
         leading = [
             seen.step
-            for seen in self.recent
+            for seen in self._up_to(step)
             if onset - EXPLOSION_LEAD_STEPS <= seen.step < onset
             and (seen.grad_z or 0.0) > (z if seen.step >= onset - GRAD_LEAD_STEPS else EXPLOSION_Z)
         ]
         return min(leading, default=onset)
+
+    def _up_to(self, step: int) -> list[RecentStep]:
+        """What is remembered at `step`."""
+        end = bisect_right(self.recent, step, key=_STEP)
+        return self.recent[max(0, end - RECENT_STEPS) : end]
+
+    def set_open_loss_spikes(self, count: int, *, step: int) -> None:
+        """From `step` on so many buckets have not come back."""
+        self.open_before, self.open_since, self.open_loss_spikes = self.open_loss_spikes, step, count
+
+    def loss_spikes_open_at(self, step: int) -> int:
+        """How many buckets had not come back at `step`, which is one of the records in hand."""
+        return self.open_loss_spikes if step >= self.open_since else self.open_before
 
     def planned_near(self, step: int, *, steps: int) -> tuple[int, str] | None:
         """The declared change nearest to `step`, if it is no more than `steps` away."""
@@ -172,32 +191,40 @@ class RunContext(msgspec.Struct):
         """Median time of the recent steps, None before the first."""
         return median_of_sorted(sorted(self.step_times_s)) if self.step_times_s else None
 
-    def set_grad_z(self, z: float, *, chance: float | None) -> None:
-        """Note how far the newest step's gradient norm stood out, and how rare that is by the run's own noise."""
-        seen = self.recent[-1]
-        seen.grad_z = math.floor(z * 1000.0 + 0.5) / 1000.0  # a quarter of what `round` costs
-        seen.grad_chance = chance
+    def place_of(self, step: int) -> int:
+        """Where in `recent` a step that has been seen stands."""
+        return bisect_left(self.recent, step, key=_STEP)
 
-    def grad_chance_near(self) -> float | None:
-        """Smallest chance of the gradients of the newest step and those that may have led it.
+    def grad_z_of(self, step: int) -> float | None:
+        """How far the gradient norm of `step` stood out; None where it was not judged."""
+        return self.recent[self.place_of(step)].grad_z
+
+    def grad_chance_near(self, step: int) -> float | None:
+        """Smallest chance of the gradients of `step` and of those that may have led it.
 
         Returns:
-            1 where none stood out, None where the newest step's was not judged.
+            1 where none stood out, None where the gradient of `step` was not judged.
         """
-        newest = self.recent[-1].step
-        if self.recent[-1].grad_z is None:
+        place = self.place_of(step)
+        if self.recent[place].grad_z is None:
             return None
         near = [
-            s.grad_chance
-            for s in self.recent[-1 - GRAD_LEAD_STEPS :]
-            if s.grad_chance is not None and s.step >= newest - GRAD_LEAD_STEPS
+            seen.grad_chance
+            for seen in self.recent[max(0, place - GRAD_LEAD_STEPS) : place + 1]
+            if seen.grad_chance is not None and seen.step >= step - GRAD_LEAD_STEPS
         ]
         return min(1.0, (1 + GRAD_LEAD_STEPS) * min(near, default=1.0))
 
     def grad_z_before(self, step: int, *, steps: int) -> float | None:
         """Largest gradient z of the `steps` steps before `step`, None where none was judged."""
-        seen = [r.grad_z for r in self.recent[-steps - 1 :] if step - steps <= r.step < step and r.grad_z is not None]
+        place = self.place_of(step)
+        seen = [r.grad_z for r in self.recent[max(0, place - steps) : place] if step - steps <= r.step and r.grad_z is not None]
         return max(seen, default=None)
+
+
+def _batch_ids(record: StepLine) -> tuple[int, ...]:
+    batches = record.micro_batches
+    return (batches[0].batch_id,) if len(batches) == 1 else tuple([batch.batch_id for batch in batches])
 
 
 def _overlay_of(value: Any) -> LrOverlay | None:

@@ -7,15 +7,19 @@ whenever the series is full.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from dflash.health.baseline import Level
 from dflash.health.lines import EventLine, StepLine
 
+KeyT = TypeVar("KeyT")
 MAX_POINTS = 300
 MAX_PEAKS = 160
 MAX_SAVES = 256
+_NO_BAND: tuple[float | None, float | None] = (None, None)
 _SAVE_ENDED = frozenset({"save_durable", "save_failed", "save_skipped"})
 
 
@@ -40,10 +44,22 @@ class Curve(msgspec.Struct):
         self.seen += 1
         return (self.seen - 1) % self.stride == 0
 
+    def next_of(self, count: int) -> Iterator[int]:
+        """Count the next records of the series; gives the numbers (from 0) of those whose points are to be kept, one by one."""
+        first, number = self.seen, 0
+        self.seen += count
+        while (number := number + -(first + number) % self.stride) < count:
+            yield number
+            number += 1  # keeping that one may have doubled the stride
+
     def keep(self, step: int, value: float, *, band: tuple[float | None, float | None]) -> None:
         """Keep a point that was wanted, to as many digits as a picture shows."""
         usual, limit = band
-        self.points.append(Point(step, _rounded(value), usual and _rounded(usual), limit and _rounded(limit)))
+        self.add(Point(step, _rounded(value), usual and _rounded(usual), limit and _rounded(limit)))
+
+    def add(self, point: Point) -> None:
+        """Add a point that has no more digits than that."""
+        self.points.append(point)
         if len(self.points) > MAX_POINTS:
             self.points = self.points[::2]
             self.stride *= 2
@@ -69,18 +85,24 @@ class Peaks(msgspec.Struct):
     stride: int = 1
     in_last: int = 0
 
-    def see(self, step: int, value: float, tag: int) -> None:
-        """Count the next record of the series."""
-        if not self.stretches or self.in_last >= self.stride:
-            if len(self.stretches) >= MAX_PEAKS:
-                pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
-                self.stretches = [Peak(a.step, max(a.value, b.value), a.tag if a.value >= b.value else b.tag) for a, b in pairs]
-                self.stride *= 2
-            self.stretches.append(Peak(step, value, tag))
-            self.in_last = 0
-        elif value > self.stretches[-1].value:
-            self.stretches[-1].value, self.stretches[-1].tag = value, tag
-        self.in_last += 1
+    def see(self, points: Iterable[tuple[int, float, int]]) -> None:
+        """Count the next records of the series: (step, value, tag)."""
+        newest, in_last = self.stretches[-1] if self.stretches else None, self.in_last
+        for step, value, tag in points:
+            if newest is None or in_last >= self.stride:
+                newest, in_last = Peak(step, value, tag), 0
+                self._begin(newest)
+            elif value > newest.value:
+                newest.value, newest.tag = value, tag
+            in_last += 1
+        self.in_last = in_last
+
+    def _begin(self, peak: Peak) -> None:
+        if len(self.stretches) >= MAX_PEAKS:
+            pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
+            self.stretches = [Peak(a.step, max(a.value, b.value), a.tag if a.value >= b.value else b.tag) for a, b in pairs]
+            self.stride *= 2
+        self.stretches.append(peak)
 
     def rewind(self, step: int) -> None:
         """Forget the stretches from `step` on."""
@@ -134,27 +156,25 @@ class History(msgspec.Struct):
         ready = self.queues.get("ready")
         if ready is None:
             ready = self.queues["ready"] = Curve()
-        run_bucket, run_length = self.run_bucket, self.run_length
-        see_time, see_run = self.step_time.see, self.runs.see
+        self.step_time.see([(record.step, record.step_time_s, 0) for record in records])
+        bucket, length, runs = self.run_bucket, self.run_length, []
         for record in records:
-            step = record.step
-            see_time(step, record.step_time_s, 0)
             for batch in record.micro_batches:
-                if batch.bucket != run_bucket:
-                    run_bucket, run_length = batch.bucket, 0
-                run_length += 1
-                see_run(step, run_length, batch.bucket)
-            if ready.wants_next():  # one count for all: they have a value in every record
-                self._keep_depths(step, record)
-        self.run_bucket, self.run_length = run_bucket, run_length
+                length = length + 1 if batch.bucket == bucket else 1
+                bucket = batch.bucket
+                runs.append((record.step, length, bucket))
+        self.runs.see(runs)
+        self.run_bucket, self.run_length = bucket, length
+        for number in ready.next_of(len(records)):  # one count for all: they have a value in every record
+            self._keep_depths(records[number].step, records[number])
 
     def _keep_depths(self, step: int, record: StepLine) -> None:
         for name, depth in (("ready", record.ready_depth), ("features", record.feature_depth)):
-            self.queues.setdefault(name, Curve()).keep(step, depth, band=(None, None))
+            self.queues.setdefault(name, Curve()).keep(step, depth, band=_NO_BAND)
         if len(record.target_depths) > 1:
             mean = sum(record.target_depths) / len(record.target_depths)
             for target, done in enumerate(record.target_depths):
-                self.targets.setdefault(target, Curve()).keep(step, done - mean, band=(None, None))
+                self.targets.setdefault(target, Curve()).keep(step, done - mean, band=_NO_BAND)
 
     def see_event(self, event: EventLine) -> None:
         """Remember when saves began and ended, and what probes measured."""
@@ -184,6 +204,33 @@ class History(msgspec.Struct):
         self.saves = [save for save in self.saves if save.step < step]
         self.probes = [probe for probe in self.probes if probe.step <= step]  # a run goes on from the checkpoint of `step`
         self.run_bucket, self.run_length = None, 0
+
+
+def keep_points(curves: dict[KeyT, Curve], points: Sequence[tuple[KeyT, int, float, Level | None]], *, limit_z: float) -> None:
+    """Keep points of several curves.
+
+    Args:
+        curves: by key.
+        points: (key, step, value, level of the baseline behind it) in order.
+        limit_z: deviations above the usual value where the limit lies.
+    """
+    of_key: dict[KeyT, list[tuple[KeyT, int, float, Level | None]]] = {}
+    for point in points:
+        of_key.setdefault(point[0], []).append(point)
+    for key, own in of_key.items():
+        curve = curves.get(key)
+        if curve is None:
+            curve = curves[key] = Curve()
+        drawn, band = None, _NO_BAND
+        for number in curve.next_of(len(own)):
+            _, step, value, level = own[number]
+            if level is not drawn:  # several points share a level
+                drawn, band = level, _NO_BAND if level is None else _rounded_band(*level.band(limit_z))
+            curve.add(Point(step, _rounded(value), *band))
+
+
+def _rounded_band(usual: float, limit: float) -> tuple[float, float]:
+    return _rounded(usual), _rounded(limit)
 
 
 def _rounded(value: float) -> float:

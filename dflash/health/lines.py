@@ -5,7 +5,8 @@ file holds is dropped silently. Bare NaN and Infinity tokens, which are not JSON
 turned into null and named in `nonfinite`.
 
 The hard decision: these are not the full records of `dflash.records`: fields that no detector reads are scanned but
-not built, and nothing here is tracked by the cycle collector. A test keeps the names equal to those of the records.
+not built, nothing here is tracked by the cycle collector, and the fields stand in the order in which a log has them, where
+the decoder looks first. A test keeps the names equal to those of the records.
 """
 
 from __future__ import annotations
@@ -35,37 +36,37 @@ class MicroBatchLine(msgspec.Struct, frozen=True, gc=False):
 
     batch_id: int
     bucket: int
-    epoch: int
-    rows: tuple[int, ...]
-    n_tokens: Count
     ce_sum: float | None
     correct: tuple[int, ...]
+    epoch: int
+    n_tokens: Count
+    rows: tuple[int, ...]
     valid: tuple[int, ...]
 
 
 class StepLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="step"):
     """One optimizer step; the fields mean what they mean in `dflash.records.StepRecord`."""
 
-    segment: Count
-    step: Count
-    wall_time_s: float
-    mono_time_s: float
-    ce: float | None
-    accuracy: float
     accepted_length: float
-    grad_norm: float | None
+    accuracy: float
+    ce: float | None
     clip_coef: float | None
-    lr: float
-    skipped: bool
-    nonfinite: tuple[str, ...]
-    micro_batches: tuple[MicroBatchLine, ...]
-    plan_position: int
-    step_time_s: float
-    tokens_per_s: float
-    ready_depth: int
     feature_depth: int
-    target_depths: tuple[int, ...]
+    grad_norm: float | None
+    lr: float
+    micro_batches: tuple[MicroBatchLine, ...]
+    mono_time_s: float
+    nonfinite: tuple[str, ...]
+    plan_position: int
+    ready_depth: int
     schema_version: Literal[1]
+    segment: Count
+    skipped: bool
+    step: Count
+    step_time_s: float
+    target_depths: tuple[int, ...]
+    tokens_per_s: float
+    wall_time_s: float
 
 
 class EventLine(msgspec.Struct, frozen=True, tag_field="kind", tag="event"):

@@ -6,12 +6,13 @@ before it as there is one, with all findings that rest on records before s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from dflash.config import CheckpointConfig, HealthConfig, TrainConfig
+from dflash.health.baseline import Level
 from dflash.health.context import RunContext
 from dflash.health.detectors import (
     AccuracyDrop,
@@ -74,11 +75,20 @@ class Panel:
         health: thresholds.
         train: the learning-rate schedule.
         checkpoint: how many checkpoints a run may go back over.
+
+    Attributes:
+        loss_points, gradient_points: of the records judged last, for the curves; see `LossSpike` and `GradSpike`.
     """
 
     def __init__(self, health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> None:
         self._config = (health, train)
         self._snapshots_kept = checkpoint.keep_clean + checkpoint.keep_other + 1
+        self.loss_points: list[tuple[int, int, float, Level | None]] = []
+        self.gradient_points: list[tuple[str, int, float, Level | None]] = []
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget everything."""
         self.snapshots: list[Snapshot] = []
         self._clear()
 
@@ -87,6 +97,7 @@ class Panel:
         self.context = RunContext()
         self.gradient = GradSpike(health.spike)
         self.loss = LossSpike(health.spike, health.rise)
+        self.rise = SustainedRise(health.rise)
         self.run_length = RunLength(health)
         self.saves = SaveCorrelation(health.watch)
         self.mix = BucketMix(health.watch)
@@ -96,7 +107,7 @@ class Panel:
             NonFinite(health),
             self.gradient,  # before the loss, which asks what led it
             self.loss,  # before all that look at its judgement of the record
-            SustainedRise(health.rise),
+            self.rise,
             Divergence(health.rise),
             BadResume(health.watch),
             self.repeated,
@@ -116,45 +127,46 @@ class Panel:
             DeadMetric(health.watch),
             self.simple,
         ]
-        looking = [each for each in self.detectors if type(each).on_step is not Detector.on_step]
-        self._ahead = [each for each in looking if type(each).on_stretch is not Detector.on_stretch]
-        self._on_step = [each.on_step for each in looking if each not in self._ahead]
+        looking = [each for each in self.detectors if type(each).on_stretch is not Detector.on_stretch]
+        self._following = [each for each in looking if each.follows]
+        self._ahead = [each for each in looking if not each.follows and each not in (self.gradient, self.loss)]
 
     def see_step(self, record: StepLine) -> None:
         """Judge a live step record."""
-        self.see_stretch((record,), after=_nothing)
+        self.see_stretch((record,))
 
-    def see_stretch(self, records: Sequence[StepLine], *, after: Callable[[StepLine], None]) -> None:
-        """Judge consecutive live step records without an event between them.
+    def see_stretch(self, records: Sequence[StepLine]) -> None:
+        """Judge consecutive live step records, at least one, without an event between them.
 
-        Args:
-            records: at least one.
-            after: called with each record once it has been judged.
+        As many at once as nothing that one detector says of a record can change what another one says of a later one.
         """
-        context = self.context
-        context.see_totals(records)
-        left = [(done, detector.on_step) for detector, done in self._go_ahead(records) if done < len(records)]
-        judged, see_recent, each_step = context.judged, context.see_recent, self._on_step
-        for number, record in enumerate(records):
-            see_recent(record)
-            for on_step in each_step:
-                on_step(record, context)
-            for done, on_step in left:
-                if number >= done:
-                    on_step(record, context)
-            judged.clear()
-            after(record)
+        context, gradient, loss, following = self.context, self.gradient, self.loss, self._following
+        self.loss_points, self.gradient_points = [], []
+        context.see_stretch(records)
+        self._go_ahead(records)
+        one_by_one = self.rise.may_explain(context, from_step=records[0].step)
+        done = led = 0
+        while done < len(records):
+            if led == done:
+                led += gradient.on_stretch(records[done:], context)
+                self.gradient_points += gradient.drawn
+            judged = records[done : done + 1 if one_by_one else led]
+            judged = judged[: loss.on_stretch(judged, context)]
+            self.loss_points += loss.drawn
+            for detector in following:
+                detector.on_stretch(judged, context)
+            context.judged.clear()
+            done += len(judged)
+        context.forget_old()
 
-    def _go_ahead(self, records: Sequence[StepLine]) -> list[tuple[Detector, int]]:
-        """Detectors that can judge records without knowing what the others say of each, and how many they have judged."""
+    def _go_ahead(self, records: Sequence[StepLine]) -> None:
+        """Let those judge that do not ask what the others say of a record."""
         some = [record for record in records if record.step % SPARSE_STEPS == 0]
-        reached: list[tuple[Detector, int]] = []
         for detector in self._ahead:
-            if not detector.sparse:
-                reached.append((detector, detector.on_stretch(records, self.context)))
-            elif some:
-                detector.on_stretch(some, self.context)  # these never stop
-        return reached
+            looked_at = some if detector.sparse else records
+            if looked_at:
+                for record in looked_at[detector.on_stretch(looked_at, self.context) :]:
+                    detector.on_step(record, self.context)
 
     def see_event(self, event: EventLine) -> None:
         """Judge an event."""
@@ -214,10 +226,6 @@ class Panel:
         """Go to a state."""
         self.context = msgspec.convert(state.context, RunContext, str_keys=True)
         load_states(self.detectors, state.detectors)
-
-
-def _nothing(_record: StepLine) -> None:
-    """What follows a single record that is judged by itself."""
 
 
 def states_of(detectors: Sequence[Detector]) -> dict[str, dict[str, Any]]:

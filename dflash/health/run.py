@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -35,9 +35,9 @@ LINE_BYTES = 4 * 2**20
 
 
 class SavedCheck(msgspec.Struct):
-    """`state.json`: the checker's state, how far the log was read, when the report was drawn and what it showed."""
+    """`state.json`: the checker's state (packed), how far the log was read, when the report was drawn and what it showed."""
 
-    checker: dict[str, Any]
+    checker: bytes
     cursor: LogCursor
     drawn_at_s: float
     drawn: str
@@ -101,8 +101,8 @@ def check_run(paths: RunPaths, config: Config, *, now_s: float, ended: bool, rem
         if not decision_file.exists():
             write_atomically(decision_file, to_json(report.decision, indent=2).encode())
     if saved is None or cursor != saved.cursor or drawn_at_s != saved.drawn_at_s:
-        state = {"checker": msgspec.Raw(checker.encoded()), "cursor": cursor, "drawn_at_s": drawn_at_s, "drawn": shows}
-        write_atomically(state_file, msgspec.json.encode(state))  # a `SavedCheck`
+        state = SavedCheck(checker=checker.packed(), cursor=cursor, drawn_at_s=drawn_at_s, drawn=shows)
+        write_atomically(state_file, msgspec.json.encode(state))
     last = LastCheck(
         config=checker.config_hash,
         cursor=cursor,
@@ -161,7 +161,7 @@ def _restored(saved: SavedCheck | None, config: Config) -> HealthChecker | None:
     if saved is None:
         return None
     try:
-        return HealthChecker.from_state(saved.checker, config.health, config.train, config.checkpoint)
+        return HealthChecker.of_packed(saved.checker, config.health, config.train, config.checkpoint)
     except DataError as error:
         logger.warning("%s: the log is read from its beginning", error.what)
         return None

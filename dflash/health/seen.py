@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ Samples = npt.NDArray[np.int64]
 MAX_SAMPLE = 2**28  # a sample id beyond this is not a row of any data set: not worth the memory
 
 
-def samples_of(rows: Sequence[int] | Samples) -> Samples | None:
+def samples_of(rows: Iterable[int]) -> Samples | None:
     """Sample ids as an array; None if one of them is no number of 64 bits, and so no sample."""
     try:
-        return np.asarray(rows, dtype=np.int64)
+        return np.fromiter(rows, dtype=np.int64)
     except OverflowError:
         return None
 
@@ -37,7 +37,7 @@ class Seen:
 
     def add_new(self, rows: Sequence[int] | Samples) -> bool:
         """Add samples, at least one, if none of them is there and none comes twice; says whether it has."""
-        samples = samples_of(rows)
+        samples = rows if isinstance(rows, np.ndarray) else samples_of(rows)
         if samples is None:
             return False
         ordered = np.sort(samples)

@@ -22,12 +22,13 @@ def mann_kendall_decline_p(values: Sequence[float]) -> float:
         Probability of a trend at least this downward if there were none; 1.0 for constant values.
     """
     series = np.asarray(values, dtype=np.float64)
-    n = len(series)
-    first, second = _pairs(n)
-    s = float(np.sign(series[second] - series[first]).sum())
+    n, column, later = len(series), series[:, None], _later(len(series))
+    s = int(np.count_nonzero((series > column) & later)) - int(np.count_nonzero((series < column) & later))
+    if s >= 0:
+        return 1.0
     ties = sum([count * (count - 1) * (2 * count + 5) for count in Counter(values).values() if count > 1])
     variance = (n * (n - 1) * (2 * n + 5) - ties) / 18
-    if variance <= 0 or s >= 0:
+    if variance <= 0:
         return 1.0
     return 0.5 * math.erfc(-(s + 1) / math.sqrt(2 * variance))
 
@@ -89,3 +90,9 @@ def _pairs(n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Positions (i, j) of all pairs with i < j < n."""
     first, second = np.triu_indices(n, k=1)
     return first, second
+
+
+@lru_cache(maxsize=64)
+def _later(n: int) -> npt.NDArray[np.bool_]:
+    """Of row i, the places j > i, shape (n, n)."""
+    return np.triu(np.ones((n, n), dtype=np.bool_), k=1)

@@ -3,7 +3,8 @@
 Dimensions: B rows, n new positions, K block size, T longest context, M*D width of the taps, Hkv key heads, Dh head width.
 Invariant: a row drafts what `Drafter.draft` drafts for it alone. Every row's projected context starts at column 0 of the buffers;
 new positions are written at the row's own end, and what a shorter row writes behind its committed positions is masked now
-and overwritten by its next positions. So nothing is ever cropped, moved or gathered.
+and overwritten by its next positions. So nothing is ever cropped, moved or gathered; a new row takes the place of one that has
+ended, and its prompt is projected alone: beside the others' few new positions it would pad them to its length.
 """
 
 from __future__ import annotations
@@ -48,22 +49,21 @@ class RaggedContext:
         keys, values = self._buffers[layer]
         return keys[:, :tokens], values[:, :tokens]
 
-    def add_rows(self, rows: int) -> None:
-        """So many empty rows behind the others."""
-        self.lengths = self.lengths + [0] * rows
-        self._buffers = {
-            layer: (
-                functional.pad(keys, (0, 0, 0, 0, 0, 0, 0, rows)),
-                functional.pad(values, (0, 0, 0, 0, 0, 0, 0, rows)),
-            )
-            for layer, (keys, values) in self._buffers.items()
-        }
+    def refill(self, row: int, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Let a new row take the place of one: keys and values [1, n, Hkv, Dh] of each layer, which are all that it has."""
+        self.lengths[row] = layers[0][0].shape[1]
+        for layer, (keys, values) in enumerate(layers):
+            buffers = self._grown(layer, keys, keys.shape[1])
+            for buffer, new in zip(buffers, (keys, values), strict=True):
+                buffer[row, : new.shape[1]] = new[0]
+                buffer[row, new.shape[1] :] = 0
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Only these rows, in this order."""
         self.lengths = [self.lengths[row] for row in rows]
-        index = list(rows)
-        self._buffers = {layer: (keys[index], values[index]) for layer, (keys, values) in self._buffers.items()}
+        for layer, (keys, values) in self._buffers.items():
+            index = torch.tensor(list(rows), device=keys.device)
+            self._buffers[layer] = (keys.index_select(0, index), values.index_select(0, index))
 
     def _grown(self, layer: int, like: Tensor, end: int) -> tuple[Tensor, Tensor]:
         old = self._buffers.get(layer)
@@ -73,12 +73,28 @@ class RaggedContext:
         while capacity < end:
             capacity *= 2
         # Zeros, not whatever memory held: a masked column still takes part in the product with its weight of zero.
-        pair = like.new_zeros(2, like.shape[0], capacity, *like.shape[2:])
+        pair = like.new_zeros(2, len(self.lengths), capacity, *like.shape[2:])
         if old is not None:
             held = old[0].shape[1]
             pair[0, :, :held], pair[1, :, :held] = old
         self._buffers[layer] = (pair[0], pair[1])
         return pair[0], pair[1]
+
+
+@torch.no_grad()
+def refill_ragged(drafter: Drafter, features: Tensor, context: RaggedContext, *, row: int) -> None:
+    """Let a new prompt take a row's place.
+
+    Args:
+        drafter: in eval mode.
+        features: [1, n, M*D], taps of its n tokens.
+        context: projected context of B rows.
+        row: whose place it takes.
+    """
+    projected = drafter.hidden_norm(drafter.fc(features))
+    rotary = _rotary(drafter, torch.arange(features.shape[1], device=features.device), projected.dtype)
+    layers: list[Any] = list(drafter.layers)
+    context.refill(row, [_keys_values(layer.self_attn, projected, rotary, drafter.config.head_dim) for layer in layers])
 
 
 @torch.no_grad()
@@ -92,7 +108,8 @@ def draft_ragged(
         block_embeds: [B, K, D], embedding of `[x_start, MASK, ...]`.
         new_features: [B, n, M*D], taps behind each row's context.
         context: projected context; row r grows by kept[r].
-        kept: how many of the n positions of each row are committed; its block starts right behind them.
+        kept: how many of the n positions of each row are committed, 0 where its context is complete; its block starts right
+            behind them.
 
     Returns:
         [B, K, D] after the final norm.

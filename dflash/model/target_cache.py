@@ -32,6 +32,7 @@ from dflash.model.cache_layers import (
     drop_columns,
     realign,
     recurs,
+    replace_rows,
     slides,
     stack_layers,
 )
@@ -208,6 +209,25 @@ class TargetCache:
             stack_layers([part.kv.layers[index] for part in parts], layer, length=whole.length_tokens)
         return whole
 
+    def replace_rows(self, rows: Sequence[int], joining: TargetCache) -> None:
+        """Let the rows of another cache take the places of some of this one's; the other one is used up.
+
+        Raises:
+            TargetError: rows of this target cannot be aligned.
+        """
+        self.recipe.check_shift(self.kv.layers)
+        self.settle()
+        joining.settle()
+        length = max(self.length_tokens, joining.length_tokens)
+        self.pads = [pad + length - self.length_tokens for pad in self.pads]
+        for row, tokens in zip(rows, joining.row_lengths, strict=True):
+            self.pads[row] = length - tokens
+        for layer, other in zip(self.kv.layers, joining.kv.layers, strict=True):
+            replace_rows(layer, rows, other, length=length)
+        self.length_tokens = length
+        self._forget_forward()
+        self._drop_empty_columns()
+
     @property
     def fed_tokens(self) -> int:
         """Tokens of the latest forward that can still be rolled back."""
@@ -245,12 +265,11 @@ class TargetCache:
         dropped = min(pads)
         length = self.length_tokens - (fed - longest) - dropped
         moves = torch.tensor(shifts, device=self.device)
-        removed = torch.tensor([fed - tokens for tokens in kept], device=self.device)
         for layer in self.kv.layers:
             if attends(layer):
-                realign(layer, length=length, dropped=dropped, shifts=moves)
+                realign(layer, length=length, dropped=dropped, pads=self.pads, shifts=moves)
             if convolves_only(layer):
-                crop_convolution(layer, removed)
+                crop_convolution(layer, torch.tensor([fed - tokens for tokens in kept], device=self.device))
         self.length_tokens, self.pads = length, [pad - dropped for pad in pads]
 
     def _drop_empty_columns(self) -> None:

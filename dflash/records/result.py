@@ -112,6 +112,7 @@ class RunSummary:
     """`summary.json`: the closing table of a run.
 
     Attributes:
+        acceptance_ci95: interval at `confidence`; None where one prompt tells nothing.
         stage_busy_frac: share of its time that each stage of the replicas was at work, in the last segment.
         split_advice: which side set the pace, and whether another split of the devices would be faster.
         warnings: of the trained drafter's evaluation.
@@ -122,7 +123,7 @@ class RunSummary:
     run: str
     acceptance_length: float
     acceptance_length_untrained: float
-    acceptance_ci95: tuple[float, float]
+    acceptance_ci95: tuple[float, float] | None
     acceptance_per_position: tuple[float, ...]
     speedup: float | None
     lossless: bool
@@ -140,4 +141,5 @@ class RunSummary:
     warnings: tuple[str, ...] = ()
     baselines: RivalTable | None = None
     best_setting: SweepCell | None = None
+    confidence: float = 0.95
     schema_version: int = RESULT_SCHEMA_VERSION

@@ -20,7 +20,7 @@ from dflash.evaluate.hardware import describe_machine
 from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts, renderer_of
 from dflash.evaluate.rivals import rival_table
 from dflash.evaluate.run import evaluate_candidates, require_lossless
-from dflash.evaluate.stored import RESULT_FILE, newest_evaluation
+from dflash.evaluate.stored import RESULT_FILE, newest_evaluation, writing_alone
 from dflash.evaluate.turns import with_later_turns
 from dflash.evaluate.write import write_evaluation
 from dflash.model.drafter import Drafter
@@ -114,7 +114,8 @@ def evaluate_stage(
     rivals = rival_table(evaluation, baselines, evaluate=config.evaluate, machine=describe_machine()) if baselines else None
     asked = settings_of_call(run)
     folder = run.paths.eval_dir / f"{label_with(which, asked)}-step-{loaded.manifest.step}"
-    files = [*write_evaluation(evaluation, folder), *write_rivals(rivals, folder)]
+    with writing_alone(run.paths.eval_dir):
+        files = [*write_evaluation(evaluation, folder), *write_rivals(rivals, folder)]
     tracker = tracker_of(run)
     for each in () if asked else (evaluation, *baselines):
         tracker.log_metrics(evaluation_metrics(each.result), step=loaded.manifest.step)

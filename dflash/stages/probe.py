@@ -41,7 +41,7 @@ from dflash.data.prepare import load_data
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import CheckpointError, DflashError, RunStateError
 from dflash.evaluate.candidates import drafter_candidate
-from dflash.evaluate.probe import paired_gain, probe_drafter, probe_identity
+from dflash.evaluate.probe import probe_drafter, probe_identity, shown_better
 from dflash.evaluate.prompts import EvalPrompt, load_eval_prompts
 from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
@@ -124,7 +124,7 @@ def best_by_probes(run: Run, records: Sequence[ProbeRecord]) -> int | None:
         current_states(read_ledger(run.paths.ledger)),
         in_place=list_checkpoints(directory),
         best=read_pointer(directory, BEST),
-        is_better=lambda new, old: paired_gain(new, old, evaluate=run.config.evaluate)[0] > 0,
+        is_better=lambda new, old: shown_better(new, old, evaluate=run.config.evaluate),
     )
 
 

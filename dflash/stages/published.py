@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dflash.evaluate.candidates import drafter_candidate
 from dflash.evaluate.run import Evaluation, evaluate_drafter, require_lossless
+from dflash.evaluate.stored import writing_alone
 from dflash.evaluate.write import write_evaluation
 from dflash.model.export import import_drafter
 from dflash.records import EvaluationResult
@@ -39,7 +40,8 @@ def evaluate_published(run: Run, folder: Path, *, progress: Callable[[str, int, 
     """
     evaluation = measure_published(run, folder, progress=progress)
     label = label_with(f"{LABEL}-{folder.resolve().name}", settings_of_call(run))
-    write_evaluation(evaluation, run.paths.eval_dir / label)
+    with writing_alone(run.paths.eval_dir):
+        write_evaluation(evaluation, run.paths.eval_dir / label)
     require_lossless(evaluation.result)
     return evaluation.result
 

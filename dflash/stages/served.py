@@ -22,6 +22,7 @@ from dflash.evaluate.served import ServedQuestion, evaluate_served, served_answe
 from dflash.evaluate.served_client import EngineName, ServedWants
 from dflash.evaluate.served_launch import ServeCommands, ServedDrafter, serve_commands
 from dflash.evaluate.served_write import write_served
+from dflash.evaluate.stored import writing_alone
 from dflash.evaluate.sweep_text import setting_text
 from dflash.evaluate.text import clean_text
 from dflash.evaluate.turns import follow_turns
@@ -79,7 +80,8 @@ def evaluate_served_stage(run: Run, *, engine: EngineName, url: str, plain_url: 
     evaluation = evaluate_served(prompts, question, evaluate=config.evaluate, progress=progress)
     asked = settings_of_call(run, counted="server")
     folder = run.paths.eval_dir / label_with(engine, asked)
-    files = write_served(evaluation, folder)
+    with writing_alone(run.paths.eval_dir):
+        files = write_served(evaluation, folder)
     tracker = tracker_of(run)
     if not asked:
         tracker.log_metrics(evaluation_metrics(evaluation.result), step=0)

@@ -98,17 +98,18 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
     follower.poll()
     busy, advice = read_account(paths)
     sweep = load_sweep(paths)
-    interval, survival = trained.acceptance_ci, trained.survival_per_position
-    if interval is None or survival is None:
+    survival = trained.survival_per_position
+    if survival is None:
         raise RunStateError(
-            f"the trained evaluation of {paths.root} lacks its interval or its positions",
+            f"the trained evaluation of {paths.root} lacks its positions",
             remedy=f"evaluate again: python -m dflash evaluate {paths.root}",
         )
+    stale = (f"acceptance is that of step {trained.step}, the last checkpoint is step {step}",) if trained.step != step else ()
     return RunSummary(
         run=paths.root.name,
         acceptance_length=trained.acceptance_length,
         acceptance_length_untrained=untrained.acceptance_length,
-        acceptance_ci95=interval,
+        acceptance_ci95=trained.acceptance_ci,
         acceptance_per_position=survival,
         speedup=trained.speedup,
         lossless=bool(trained.lossless and untrained.lossless),
@@ -123,8 +124,9 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
         mlflow_run_id=mlflow_run_id,
         stage_busy_frac=busy,
         split_advice=advice,
-        warnings=trained.warnings,
+        warnings=(*stale, *trained.warnings),
         baselines=load_rivals(paths),
+        confidence=trained.confidence,
         best_setting=None if sweep is None or sweep.step != step else sweep.best,
     )
 

@@ -9,7 +9,7 @@ from dflash.checkpoint import load_drafter
 from dflash.errors import NotLosslessError
 from dflash.evaluate.candidates import Candidate, drafter_candidate
 from dflash.evaluate.hardware import describe_machine
-from dflash.evaluate.stored import SWEEP_FILE, SWEEP_PICTURE, SWEEP_TEXT, newest_sweep
+from dflash.evaluate.stored import SWEEP_FILE, SWEEP_PICTURE, SWEEP_TEXT, newest_sweep, writing_alone
 from dflash.evaluate.sweep import best_cell, run_sweep, swept_block_sizes
 from dflash.evaluate.sweep_plot import draw_sweep
 from dflash.evaluate.sweep_text import setting_text, sweep_table
@@ -73,7 +73,8 @@ def sweep_stage(run: Run, bench: EvaluationBench, *, progress: Callable[[str, in
     )
     settings = settings_of_call(run, counted="sweep")
     folder = run.paths.eval_dir / f"{label_with('sweep', settings)}-step-{manifest.step}"
-    files = write_sweep(result, folder)
+    with writing_alone(run.paths.eval_dir):
+        files = write_sweep(result, folder)
     tracker = tracker_of(run)
     if not settings:
         tracker.log_metrics(sweep_metrics(result), step=manifest.step)

@@ -131,7 +131,7 @@ def test_the_evaluation_keeps_one_row_a_verification(finished: Path) -> None:
 def test_a_second_run_reuses_the_data_and_gives_the_same_losses(
     finished: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = dflash("train", "configs/demo.yaml", f"run.root={root}", *SMALL)
+    again = in_this_process(capsys, "train", "configs/demo.yaml", f"run.root={root}", *SMALL)
     assert Path(again["run"]).name == "demo-002"
     assert json.loads((Path(again["run"]) / "reused.json").read_text())[0].startswith("data set")
 

@@ -9,6 +9,9 @@ from benchmarks.test_full import figures, parts, release_test
 PASSES = "import os\n\n\ndef test_scale() -> None:\n    assert os.environ['DFLASH_FULL'] == '1'\n"
 FAILS = "def test_good() -> None:\n    pass\n\n\ndef test_bad() -> None:\n    raise AssertionError\n"
 
+# Seven pytest processes, each of which would load plugins that these tests need not.
+SCALE = {"DFLASH_FULL": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
+
 
 def test_what_passed_is_kept_and_what_failed_is_named_and_run_again(tmp_path: Path) -> None:
     root, work = tmp_path / "checkout", tmp_path / "work"
@@ -20,7 +23,7 @@ def test_what_passed_is_kept_and_what_failed_is_named_and_run_again(tmp_path: Pa
     assert wanted == ["tests/integration/test_whole.py", "tests/unit/room"]
 
     def run() -> dict[str, object]:
-        return figures(release_test(root, wanted, work=work, lanes=2, scale={"DFLASH_FULL": "1"}), revision="r", of=2)
+        return figures(release_test(root, wanted, work=work, lanes=2, scale=SCALE), revision="r", of=2)
 
     first = run()
     assert (first["passed"], first["skipped"], first["parts"]) == (2, 0, "2 of 2")

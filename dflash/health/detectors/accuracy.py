@@ -49,12 +49,14 @@ class AccuracyDrop(Detector):
     """Hits far under what the bucket usually has, several times in a row."""
 
     name = "accuracy drop"
+    follows = True
     domain = "training"
     _memory: AccuracyMemory
 
     def __init__(self, watch: WatchConfig) -> None:
         super().__init__(AccuracyMemory())
         self._watch = watch
+        self._near_sd = min(_CLIP_SD, 0.99 * watch.accuracy_z)
 
     def rule(self) -> str:
         """The rule with its thresholds."""
@@ -65,66 +67,41 @@ class AccuracyDrop(Detector):
             "oftener than its own single ones would by chance; damage only if the loss says so"
         )
 
-    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
-        """Judge records of one micro-batch up to the first drop, and return how many."""
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records."""
         buckets, watch = self._memory.buckets, self._watch
-        accuracy_z, accuracy_expected = watch.accuracy_z, watch.accuracy_expected
-        checked = done = 0
         for record in records:
-            batches = record.micro_batches
-            if len(batches) != 1:
-                break
-            batch = batches[0]
-            valid = sum(batch.valid)
-            if valid:
+            for batch in record.micro_batches:
+                valid = sum(batch.valid)
+                if not valid:
+                    continue
+                hits = sum(batch.correct)
+                share = hits / valid
                 usual = buckets.get(batch.bucket)
-                if usual is None or usual.points < _LEARN_POINTS or usual.in_row:
-                    break
-                hits, mean = sum(batch.correct), usual.mean
-                off = hits / valid - mean
-                sd = max(_DEVIATION_TO_SD * usual.deviation, math.sqrt(max(mean * (1 - mean), 0.0) / valid), _LEAST_SD)
-                if off / sd < -accuracy_z or (hits == 0 and mean * valid >= accuracy_expected):
-                    break
-                limit = _CLIP_SD * sd
-                off = limit if off > limit else max(off, -limit)
-                usual.mean = mean + _PACE * off
+                if usual is None or usual.points < _LEARN_POINTS:
+                    self._learn(batch.bucket, share)
+                    continue
+                self.checked += 1
+                usual.points += 1
+                off = share - usual.mean
+                # Nearly always: no drop, and not even clipped, by the smallest that the scatter can be.
+                if not hits or usual.in_row or abs(off) > self._near_sd * (_DEVIATION_TO_SD * usual.deviation):
+                    sd = _sd_of(usual, valid)
+                    if off / sd < -watch.accuracy_z or (hits == 0 and usual.mean * valid >= watch.accuracy_expected):
+                        self._drop(batch, usual, z=off / sd, share=share, record=record, context=context)
+                        continue  # a collapse must not become usual
+                    if usual.in_row:
+                        self._back(usual, record.step)
+                    off = min(max(off, -_CLIP_SD * sd), _CLIP_SD * sd)
+                usual.mean += _PACE * off
                 usual.deviation += _PACE * (abs(off) - usual.deviation)
-                usual.points += 1
-                checked += 1
-            done += 1
-        self.checked += checked
-        return done
+        return len(records)
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        buckets = self._memory.buckets
-        for batch in record.micro_batches:
-            valid = sum(batch.valid)
-            if not valid:
-                continue
-            usual = buckets.get(batch.bucket)
-            if usual is None:
-                usual = buckets[batch.bucket] = Usual()
-            hits = sum(batch.correct)
-            share = hits / valid
-            if usual.points < _LEARN_POINTS:
-                usual.points += 1
-                usual.mean += (share - usual.mean) / usual.points
-                usual.deviation += (abs(share - usual.mean) - usual.deviation) / usual.points
-                continue
-            self.checked += 1
-            usual.points += 1
-            mean = usual.mean
-            sd = max(_DEVIATION_TO_SD * usual.deviation, math.sqrt(max(mean * (1 - mean), 0.0) / valid), _LEAST_SD)
-            z = (share - mean) / sd
-            if z < -self._watch.accuracy_z or (hits == 0 and mean * valid >= self._watch.accuracy_expected):
-                self._drop(batch, usual, z=z, share=share, record=record, context=context)
-                continue  # a collapse must not become usual
-            if usual.in_row:
-                self._back(usual, record.step)
-            off = min(max(share - mean, -_CLIP_SD * sd), _CLIP_SD * sd)
-            usual.mean = mean + _PACE * off
-            usual.deviation += _PACE * (abs(off) - usual.deviation)
+    def _learn(self, bucket: int, share: float) -> None:
+        usual = self._memory.buckets.setdefault(bucket, Usual())
+        usual.points += 1
+        usual.mean += (share - usual.mean) / usual.points
+        usual.deviation += (abs(share - usual.mean) - usual.deviation) / usual.points
 
     def _drop(self, batch: MicroBatchLine, usual: Usual, *, z: float, share: float, record: StepLine, context: RunContext) -> None:
         if not usual.in_row:
@@ -147,7 +124,7 @@ class AccuracyDrop(Detector):
                 accuracy=share,
                 usual=usual.mean,
                 batches=usual.in_row,
-                loss_spikes_open=context.open_loss_spikes,
+                loss_spikes_open=context.loss_spikes_open_at(record.step),
             )
 
     def _is_rare(self, usual: Usual) -> bool:
@@ -161,3 +138,10 @@ class AccuracyDrop(Detector):
         if usual.finding is not None:
             self.findings.amend(usual.finding, resolved_step=step)
         usual.in_row, usual.finding = 0, None
+
+
+def _sd_of(usual: Usual, valid: int) -> float:
+    """Scatter expected of a share of `valid` slots: the larger of the bucket's own and the binomial one."""
+    own, spread = _DEVIATION_TO_SD * usual.deviation, usual.mean * (1 - usual.mean)
+    binomial = math.sqrt(spread / valid) if spread > 0.0 else 0.0
+    return max(own, binomial, _LEAST_SD)

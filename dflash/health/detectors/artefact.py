@@ -5,6 +5,8 @@ The hard decision: such a record is named so that nobody wonders about it, and n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dflash.config import SpikeConfig, WatchConfig
@@ -29,6 +31,7 @@ class ShortWindow(Detector):
     """A height that only few samples explain."""
 
     name = "short window"
+    follows = True
     domain = "diagnosis"
     _memory: ArtefactMemory
 
@@ -43,16 +46,18 @@ class ShortWindow(Detector):
             f"{self._artefact_z:g} once scaled by their number: noted as an artefact, counted as nothing"
         )
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        for judged in context.judged:
-            level = judged.level
-            if judged.batch.n_tokens > _FEW_FRAC * level.count:
-                continue
-            self.checked += 1
-            unscaled = (judged.value - level.median) / level.scale
-            if unscaled > self._limit_z and judged.z < self._artefact_z:
-                self._note(record.step, judged.batch.batch_id, bucket=judged.batch.bucket, unscaled=unscaled, scaled=judged.z)
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        for record, points in zip(records, context.judged, strict=False):
+            for judged in points:
+                level = judged.level
+                if judged.batch.n_tokens > _FEW_FRAC * level.count:
+                    continue
+                self.checked += 1
+                unscaled = (judged.value - level.median) / level.scale
+                if unscaled > self._limit_z and judged.z < self._artefact_z:
+                    self._note(record.step, judged.batch.batch_id, bucket=judged.batch.bucket, unscaled=unscaled, scaled=judged.z)
+        return len(records)
 
     def _note(self, step: int, batch_id: int, *, bucket: int, unscaled: float, scaled: float) -> None:
         memory = self._memory

@@ -92,12 +92,14 @@ class Detector(ABC):
         name: shown in reports and findings.
         domain: only critical findings of `training` make weights dirty.
         sparse: looks at every fourth step only, which is enough for what moves slowly.
+        follows: asks what the loss detector has said of the records it judges, and so judges them behind it.
         checked: records (or points) that were judged.
     """
 
     name: ClassVar[str]
     domain: ClassVar[Domain]
     sparse: ClassVar[bool] = False
+    follows: ClassVar[bool] = False
 
     def __init__(self, memory: Memory) -> None:
         self.findings = Findings()
@@ -112,16 +114,16 @@ class Detector(ABC):
         """What limits or explains this check, or an empty string."""
         return ""
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:  # noqa: B027 - not every detector looks at steps
+    def on_step(self, record: StepLine, context: RunContext, /) -> None:
         """Judge a live step record; `context` has already seen it."""
+        self.on_stretch((record,), context)
 
-    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:  # noqa: ARG002 - for those that can
-        """Judge the first of several consecutive live step records, and return how many; the others go to `on_step`.
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:  # noqa: ARG002 - not every detector looks at steps
+        """Judge the first of several consecutive live step records, and return how many; the others are for `on_step`.
 
-        It stops at the first record that it cannot judge without the memory of recent steps, which `context` does not
-        have yet: it knows what events have said. Judging that needs no such memory is done here, at once, for speed.
+        `context` has seen them all and knows what events have said before them.
         """
-        return 0
+        return len(records)
 
     def on_event(self, event: EventLine) -> None:  # noqa: B027 - nor at events
         """Judge an event."""

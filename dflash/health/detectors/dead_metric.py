@@ -50,10 +50,6 @@ class DeadMetric(Detector):
         """The rule with its thresholds."""
         return f"loss, accuracy or gradient norm exactly the same for {self._records} records, or a gradient norm of exactly zero"
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records."""
         memory = self._memory

@@ -7,11 +7,12 @@ The hard decision: the comparison is with the best median so far and never with 
 from __future__ import annotations
 
 import math
-import statistics
+from collections.abc import Sequence
 
 import msgspec
 
 from dflash.config import RiseConfig
+from dflash.health.baseline import median_of_sorted
 from dflash.health.context import RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
@@ -42,6 +43,7 @@ class Divergence(Detector):
     """Median loss of a bucket far above the best it reached."""
 
     name = "divergence"
+    follows = True
     domain = "training"
     _memory: DivergenceMemory
 
@@ -59,20 +61,22 @@ class Divergence(Detector):
             f"{r.divergence_checks} checks in a row"
         )
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records."""
         if context.rebase:
             self._memory.tracks = {}
-        tracks = self._memory.tracks
-        for judged in context.judged:
-            bucket = judged.batch.bucket
-            track = tracks.get(bucket)
-            if track is None:
-                track = tracks[bucket] = Track(calm_step=record.step)
-            track.values.append(judged.value)
-            track.since_check += 1
-            if track.since_check >= self._every:
-                self._check(bucket, track, record=record, context=context)
+        tracks, every = self._memory.tracks, self._every
+        for record, points in zip(records, context.judged, strict=False):
+            for judged in points:
+                bucket = judged.batch.bucket
+                track = tracks.get(bucket)
+                if track is None:
+                    track = tracks[bucket] = Track(calm_step=record.step)
+                track.values.append(judged.value)
+                track.since_check += 1
+                if track.since_check >= every:
+                    self._check(bucket, track, record=record, context=context)
+        return len(records)
 
     def _check(self, bucket: int, track: Track, *, record: StepLine, context: RunContext) -> None:
         track.since_check = 0
@@ -80,7 +84,7 @@ class Divergence(Detector):
         if len(track.values) < self._rise.divergence_points:
             return
         self.checked += 1
-        median = statistics.median(track.values)
+        median = median_of_sorted(sorted(track.values))
         best = track.best = median if track.best is None else min(track.best, median)
         rise = median - best
         if rise <= _CALM_FRAC * self._limit:
@@ -103,6 +107,6 @@ class Divergence(Detector):
             context=context,
             bucket=None,
             rise_frac=round(math.expm1(rise), 4),
-            best=round(math.exp(statistics.median(track.values) - rise), 5),
+            best=round(math.exp(median_of_sorted(sorted(track.values)) - rise), 5),
             buckets=[bucket],
         )

@@ -8,19 +8,21 @@ to say. An outlier is settled once `cluster_steps` have gone by and no loss spik
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import msgspec
 
 from dflash.config import SpikeConfig
-from dflash.health.baseline import Baseline
-from dflash.health.context import RunContext
+from dflash.health.baseline import Baseline, Level
+from dflash.health.context import RecentStep, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
 from dflash.health.tail import FROM_Z, Tail
 
 MIXED = "mixed"  # an update whose micro-batches come from several buckets
 _TINY = 1e-30
+_LOG_TINY = math.log(_TINY)
 _Z_LIMIT = 1e6  # infinity has no JSON form
 
 
@@ -39,7 +41,11 @@ class GradSpikeMemory(Memory):
 
 
 class GradSpike(Detector):
-    """Gradient norm far above its bucket's median."""
+    """Gradient norm far above its bucket's median.
+
+    Attributes:
+        drawn: (composition, step, norm, level of the baseline behind it) of the records judged last, for the curves.
+    """
 
     name = "gradient spike"
     domain = "training"
@@ -47,6 +53,8 @@ class GradSpike(Detector):
 
     def __init__(self, spike: SpikeConfig) -> None:
         super().__init__(GradSpikeMemory())
+        self._easy_z = min(FROM_Z, spike.loss_z_with_grad, spike.grad_z)  # lower norms need no second look
+        self.drawn: list[tuple[str, int, float, Level | None]] = []
         self._spike = spike
         self._log_factor, self._least_factor = math.log(spike.grad_factor), math.log(spike.grad_least_factor)
 
@@ -69,48 +77,74 @@ class GradSpike(Detector):
         level = baseline.level if baseline is not None else None
         return (None, None) if level is None else level.band(self._spike.grad_z)
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        memory, norm = self._memory, record.grad_norm
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge the first records: up to one that begins a burst, and one at a time while it lasts.
+
+        Whether a burst is over depends on what the loss has done by the step before.
+        """
+        memory = self._memory
         if memory.open_burst is not None:
-            self._settle(record.step, context)
-        if norm is None:
-            if record.nonfinite:
-                context.set_grad_z(_Z_LIMIT, chance=0.0)
-            return
-        context.gradients = True
-        key = composition(record)
+            self._settle(records[0].step, context)
+            if memory.open_burst is not None:
+                records = records[:1]
+        self.drawn = []
+        recent, place = context.recent, context.place_of(records[0].step)
+        for number, record in enumerate(records):
+            if record.grad_norm is None:
+                if record.nonfinite:
+                    recent[place + number].stands_out(_Z_LIMIT, chance=0.0)
+            elif number and not context.gradients:
+                return number  # the loss of the records before this one is judged without
+            else:
+                context.gradients = True
+                self._see_norm(record, record.grad_norm, seen=recent[place + number])
+                if memory.open_burst is not None:
+                    return number + 1
+        return len(records)
+
+    def _see_norm(self, record: StepLine, norm: float, *, seen: RecentStep) -> None:
+        memory, key = self._memory, composition(record)
         frozen, memory.last = norm == memory.last, norm
-        if key is None or norm == 0.0:
+        if key is None:
             return
         baseline = memory.baselines.get(key)
-        if baseline is None:
-            baseline = memory.baselines[key] = Baseline(
-                capacity=self._spike.baseline_points,
-                min_points=self._spike.min_points,
-                newest=self._spike.level_points,
-                floor=self._spike.grad_floor,
-                winsor_z=self._spike.grad_z,
-            )
-        value = math.log(max(_TINY, norm))
-        level = baseline.level
-        if frozen and level is not None:  # a metric that stands still is dead, and no level to measure others from
-            return
-        if level is not None:
-            self.checked += 1
-            up = value - level.median
-            z, spike = up / level.scale, self._spike
-            z = min(z, _Z_LIMIT)
-            context.set_grad_z(z, chance=memory.tail.chance(z, step=record.step) if z > spike.loss_z_with_grad else None)
-            if z > spike.grad_z or up > self._log_factor:
-                loud = not self._is_usual(z, up, step=record.step)
-                self._outlier(record, key, z=z, usual=math.exp(level.median), loud=loud)
-                memory.tail.see(z, step=record.step, loud=loud)
-            elif z > FROM_Z:
-                memory.tail.see(z, step=record.step, loud=False)
-            else:
-                memory.tail.points += 1
-        baseline.accept(value, 1)
+        level = None if baseline is None else baseline.level
+        # A metric that stands still is dead, and no level to measure others from.
+        if norm != 0.0 and (level is None or not frozen):
+            if baseline is None:
+                baseline = memory.baselines[key] = self._new_baseline()
+            value = math.log(norm) if norm > _TINY else _LOG_TINY
+            if level is not None:
+                self.checked += 1
+                up = value - level.median
+                z = up / level.scale
+                if z <= self._easy_z and up <= self._log_factor:  # nearly always
+                    seen.grad_z = math.floor(z * 1000.0 + 0.5) / 1000.0
+                    memory.tail.points += 1
+                else:
+                    self._judge(record, key, min(z, _Z_LIMIT), up=up, usual=math.exp(level.median), seen=seen)
+            baseline.accept(value, 1)
+            level = baseline.level
+        self.drawn.append((key, record.step, norm, level))
+
+    def _new_baseline(self) -> Baseline:
+        return Baseline(
+            capacity=self._spike.baseline_points,
+            min_points=self._spike.min_points,
+            newest=self._spike.level_points,
+            floor=self._spike.grad_floor,
+            winsor_z=self._spike.grad_z,
+        )
+
+    def _judge(self, record: StepLine, key: str, z: float, *, up: float, usual: float, seen: RecentStep) -> None:
+        """Judge a norm that is not low; `up` is the logarithm of how many times the usual one it is."""
+        spike, tail = self._spike, self._memory.tail
+        seen.stands_out(z, chance=tail.chance(z, step=record.step) if z > spike.loss_z_with_grad else None)
+        loud = False
+        if z > spike.grad_z or up > self._log_factor:
+            loud = not self._is_usual(z, up, step=record.step)
+            self._outlier(record, key, z=z, usual=usual, loud=loud)
+        tail.see(z, step=record.step, loud=loud)
 
     def _is_usual(self, z: float, log_factor: float, *, step: int) -> bool:
         """Whether the run's own noise reaches that far, or the norm is not even far above the usual one."""

@@ -14,6 +14,7 @@ to be warned of, are no chance together. And a bucket that stays up is damage on
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -21,11 +22,12 @@ from dflash.config import RiseConfig, SpikeConfig
 from dflash.health.baseline import Baseline, Level
 from dflash.health.context import GRAD_LEAD_STEPS, Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
-from dflash.health.lines import MicroBatchLine, StepLine
+from dflash.health.lines import StepLine
 from dflash.health.tail import FROM_Z, Tail
 from dflash.health.trend import binomial_tail
 
 _TINY = 1e-30
+_LOG_TINY = math.log(_TINY)
 _MAX_IDS = 64
 _PRIOR_SPIKES, _PRIOR_POINTS = 0.5, 100.0  # a young run's rate of spikes
 _MAX_ROWS = 64
@@ -87,7 +89,11 @@ class LossSpikeMemory(Memory):
 
 
 class LossSpike(Detector):
-    """Cross-entropy of a micro-batch far above its bucket's median."""
+    """Cross-entropy of a micro-batch far above its bucket's median.
+
+    Attributes:
+        drawn: (bucket, step, loss, level of the baseline behind it) of the micro-batches judged last, for the curves.
+    """
 
     name = "loss spike"
     domain = "training"
@@ -97,6 +103,8 @@ class LossSpike(Detector):
         super().__init__(LossSpikeMemory())
         self._spike, self._rise = spike, rise
         self._least_rise = math.log1p(rise.min_rise_frac)
+        self._easy_z = min(spike.recover_z, FROM_Z)  # lower points need no second look
+        self.drawn: list[tuple[int, int, float, Level | None]] = []
 
     def rule(self) -> str:
         """The rule with its thresholds."""
@@ -129,47 +137,69 @@ class LossSpike(Detector):
 
     def usual_and_limit(self, bucket: int) -> tuple[float | None, float | None]:
         """(median, spike limit) of a bucket's loss; None during its warm-up."""
-        baseline = self._memory.baselines.get(bucket)
-        level = baseline.level if baseline is not None else None
+        level = self._level_of(bucket)
         return (None, None) if level is None else level.band(self._spike.loss_z)
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge the first records, up to one that changes what the others may ask: which buckets have left their level."""
+        memory, opened = self._memory, context.open_loss_spikes
         if context.rebase:
-            self._forget(record.step)
+            self._forget(records[0].step)
             context.rebase = False
-        for batch in record.micro_batches:
-            if batch.ce_sum is not None and batch.n_tokens > 0:
-                loss = batch.ce_sum / batch.n_tokens
-                self._judge(batch, math.log(max(_TINY, loss)), record, context)
-        context.open_loss_spikes = len(self._memory.open)
+        self.drawn = []
+        drawn = self.drawn
+        baselines, easy_z, recover_points = memory.baselines, self._easy_z, self._spike.recover_points
+        done = 0
+        for record in records:
+            step, first, points = record.step, len(drawn), []
+            for batch in record.micro_batches:
+                n_tokens, bucket = batch.n_tokens, batch.bucket
+                if batch.ce_sum is None or n_tokens <= 0:
+                    continue
+                loss = batch.ce_sum / n_tokens
+                value = math.log(loss) if loss > _TINY else _LOG_TINY
+                baseline = baselines.get(bucket)
+                if baseline is None or (level := baseline.level) is None:
+                    self._learn(bucket, value, n_tokens)
+                    drawn.append((bucket, step, loss, self._level_of(bucket)))
+                    continue
+                scale = max(level.scale * math.sqrt(level.count / n_tokens), level.floor)  # `scale_for`, without a call
+                z = (value - level.median) / scale
+                judged = Judged(batch, value, z, level, scale)
+                points.append(judged)
+                self.checked += 1
+                memory.points += 1
+                if z < easy_z and memory.calm_in_row >= recover_points and not memory.open:  # nearly always
+                    memory.tail.points += 1
+                    baseline.accept(value, n_tokens)
+                    drawn.append((bucket, step, loss, baseline.level))
+                else:
+                    self._look_at(judged, baseline, record=record, context=context)
+                    drawn.append((bucket, step, loss, self._level_of(bucket)))
+            if len(record.micro_batches) > 1:  # the curves show the levels behind the whole record
+                drawn[first:] = [(key, step, loss, self._level_of(key)) for key, _, loss, _ in drawn[first:]]
+            context.judged.append(points)
+            done += 1
+            if len(memory.open) != opened or context.last_rise == step:
+                context.set_open_loss_spikes(len(memory.open), step=step)
+                break
+        return done
 
-    def _judge(self, batch: MicroBatchLine, value: float, record: StepLine, context: RunContext) -> None:
-        memory, s = self._memory, self._spike
-        baseline = memory.baselines.get(batch.bucket)
-        if baseline is None:
-            baseline = memory.baselines[batch.bucket] = Baseline(
-                capacity=s.baseline_points, min_points=s.min_points, newest=s.level_points, floor=s.loss_floor, winsor_z=s.loss_z
-            )
-        level = baseline.level
-        if level is None:
-            self._learn(baseline, value, batch.n_tokens)
-            return
-        self.checked += 1
-        memory.points += 1
-        scale = max(level.scale * math.sqrt(level.count / batch.n_tokens), level.floor)  # `scale_for`, without a call
-        up = value - level.median
-        z = up / scale
+    def _level_of(self, bucket: int) -> Level | None:
+        baseline = self._memory.baselines.get(bucket)
+        return None if baseline is None else baseline.level
+
+    def _look_at(self, judged: Judged, baseline: Baseline, *, record: StepLine, context: RunContext) -> None:
+        """Judge a point that is not low, or that comes while the run is not calm."""
+        memory, s, batch, z = self._memory, self._spike, judged.batch, judged.z
         stands_out, is_usual, chance = self._weigh(z, record, context) if z > s.recover_z else _CALM
         if z > FROM_Z:
             memory.tail.see(z, step=record.step, loud=stands_out and not is_usual)
         else:
             memory.tail.points += 1
-        judged = Judged(batch, value, z, level, scale)
-        context.judged.append(judged)
-        calm = z < s.recover_z or up < self._least_rise / 2
-        if calm and memory.calm_in_row >= s.recover_points and not memory.open:  # by far the most common case
-            baseline.accept(value, batch.n_tokens)
+        calm = z < s.recover_z or judged.value - judged.level.median < self._least_rise / 2
+        if calm and memory.calm_in_row >= s.recover_points and not memory.open:
+            baseline.accept(judged.value, batch.n_tokens)
             return
         if not (is_usual and chance > _COMMON_CHANCE):
             self._feel(calm, record.step)
@@ -186,11 +216,16 @@ class LossSpike(Detector):
         if stands_out and memory.rested and (not is_usual or chance < _RARE_CHANCE):
             self._count(Onset(record.step, memory.points, chance, not is_usual), record, context)
         if batch.bucket not in memory.open:
-            baseline.accept(value, batch.n_tokens)
+            baseline.accept(judged.value, batch.n_tokens)
 
-    def _learn(self, baseline: Baseline, value: float, n_tokens: int) -> None:
+    def _learn(self, bucket: int, value: float, n_tokens: int) -> None:
         """Take in a point of the warm-up; at its end, what stood out in it counts as this run's usual."""
-        memory = self._memory
+        memory, s = self._memory, self._spike
+        baseline = memory.baselines.get(bucket)
+        if baseline is None:
+            baseline = memory.baselines[bucket] = Baseline(
+                capacity=s.baseline_points, min_points=s.min_points, newest=s.level_points, floor=s.loss_floor, winsor_z=s.loss_z
+            )
         baseline.accept(value, n_tokens)
         if baseline.level is not None:
             memory.points += len(baseline)
@@ -203,12 +238,12 @@ class LossSpike(Detector):
         s = self._spike
         if not (z > s.loss_z or (z > s.loss_z_with_grad and self._grad_led(record, context))):
             return _CALM
-        chance = min(1.0, self._chance(z, context) / min(1.0, self._memory.points / _YOUNG_POINTS))
+        chance = min(1.0, self._chance(z, record, context) / min(1.0, self._memory.points / _YOUNG_POINTS))
         return True, chance > s.usual_p * (1.0 if context.gradients else _ALONE_FACTOR), chance
 
-    def _chance(self, z: float, context: RunContext) -> float:
+    def _chance(self, z: float, record: StepLine, context: RunContext) -> float:
         """Chance of so high a loss beside so large a gradient, by the run's own noise: of a product of two (Fisher 1925)."""
-        alone, gradient = self._memory.tail.chance(z, step=context.recent[-1].step), context.grad_chance_near()
+        alone, gradient = self._memory.tail.chance(z, step=record.step), context.grad_chance_near(record.step)
         if gradient is None:  # a log without gradients: the loss alone has to do
             return alone
         product = max(alone * gradient, _TINY)
@@ -238,7 +273,7 @@ class LossSpike(Detector):
     def _begin(self, judged: Judged, *, is_usual: bool, record: StepLine, context: RunContext) -> None:
         memory, batch, level = self._memory, judged.batch, judged.level
         loss, usual = math.exp(judged.value), math.exp(level.median)
-        grad_z = context.recent[-1].grad_z
+        grad_z = context.grad_z_of(record.step)
         led = context.grad_z_before(record.step, steps=GRAD_LEAD_STEPS)
         memory.usual_spikes += is_usual
         begun = context.save_begun_step
@@ -261,7 +296,8 @@ class LossSpike(Detector):
             epoch=batch.epoch,
             rows=list(batch.rows[:_MAX_ROWS]),
         )
-        onset = context.led_from(record.step if memory.uneasy_since is None else memory.uneasy_since, self._spike.loss_z_with_grad)
+        uneasy_since = record.step if memory.uneasy_since is None else memory.uneasy_since
+        onset = context.led_from(uneasy_since, self._spike.loss_z_with_grad, step=record.step)
         memory.open[batch.bucket] = OpenSpike(
             record.step, onset, finding, 0, damage=False, is_usual=is_usual, batch_ids=[batch.batch_id]
         )

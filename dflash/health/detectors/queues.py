@@ -98,29 +98,25 @@ class QueueDecline(Detector):
         """A new process starts with empty queues: their history begins anew."""
         self._memory.tracks = {name: QueueTrack() for name in NAMES}
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
         """Judge consecutive records."""
         self.checked += len(records)
         for name, track in self._memory.tracks.items():
             pending, ready = track.pending, name == "ready"
             for record in records:
-                depth = record.ready_depth if ready else record.feature_depth
-                produced = record.plan_position + record.feature_depth + (record.ready_depth if ready else 0)
+                depth, produced = record.feature_depth, record.plan_position + record.feature_depth
+                if ready:
+                    depth, produced = record.ready_depth, produced + record.ready_depth
                 while pending and produced >= pending[0][0] + _IN_FLIGHT:
                     _, step, earlier = pending.pop(0)
-                    self._count(name, track, step=step, depth=earlier, context=context)
+                    track.filling.append((step, earlier))
+                    if len(track.filling) >= track.per_block:
+                        self._end_block(name, track, context)
                 if len(pending) < _MAX_PENDING:
                     pending.append((produced, record.step, depth))
         return len(records)
 
-    def _count(self, name: str, track: QueueTrack, *, step: int, depth: int, context: RunContext) -> None:
-        track.filling.append((step, depth))
-        if len(track.filling) < track.per_block:
-            return
+    def _end_block(self, name: str, track: QueueTrack, context: RunContext) -> None:
         mean = sum(value for _, value in track.filling) / len(track.filling)
         track.blocks.append(Block(mean, track.filling[0][0], track.filling[-1][0]))
         track.filling = []

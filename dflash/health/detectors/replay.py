@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from dflash.config import WatchConfig
 from dflash.health.baseline import Level
-from dflash.health.context import RunContext
+from dflash.health.context import Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
 from dflash.health.seen import MAX_SAMPLE, Seen, samples_of
@@ -107,9 +108,9 @@ class RepeatedData(Detector):
         """Judge all records at once if they belong to the current epoch and repeat nothing, else none of them."""
         memory = self._memory
         batches = [batch for record in records for batch in record.micro_batches if batch.rows]
-        if any(batch.epoch != memory.epoch for batch in batches):
+        if {batch.epoch for batch in batches} - {memory.epoch}:
             return 0
-        rows = samples_of([row for batch in batches for row in batch.rows])
+        rows = samples_of(chain.from_iterable([batch.rows for batch in batches]))
         if rows is None:
             return 0
         if len(rows):
@@ -169,6 +170,7 @@ class BadResume(Detector):
     """Loss far off, in every bucket, right after a resume."""
 
     name = "bad resume"
+    follows = True
     domain = "training"
     _memory: ResumeMemory
 
@@ -189,21 +191,22 @@ class BadResume(Detector):
         memory = self._memory
         memory.from_step, memory.references, memory.deviations, memory.alarm = -1, {}, [], None
 
-    def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
-        """Nothing is compared long after a resume."""
-        return len(records) if self._memory.from_step is None else 0
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records; nothing is compared long after a resume."""
+        for record, points in zip(records, context.judged, strict=False):
+            if self._memory.from_step is None:
+                break
+            self._compare(record, points, context)
+        return len(records)
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
+    def _compare(self, record: StepLine, points: Sequence[Judged], context: RunContext) -> None:
         memory, watch = self._memory, self._watch
-        if memory.from_step is None:
-            return
-        if memory.from_step < 0:
+        if memory.from_step is None or memory.from_step < 0:
             memory.from_step = record.step
         if record.step - memory.from_step >= watch.resume_steps:
             memory.from_step, memory.references, memory.deviations = None, {}, []
             return
-        for judged in context.judged:
+        for judged in points:
             self.checked += 1
             level = memory.references.setdefault(judged.batch.bucket, judged.level)
             z = level.z(judged.value, judged.batch.n_tokens)

@@ -6,6 +6,7 @@ run that no order could avoid (one bucket holds most batches) is reported as a f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -71,21 +72,14 @@ class RunLength(Detector):
         if event.event == "skip" and "nonfinite" not in event.details:
             self._memory.bucket = None
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records."""
-        memory, limit, per_bucket = self._memory, self._limit, self._memory.per_bucket
+        memory, limit = self._memory, self._limit
         longest, ids = memory.longest, memory.batch_ids
         for record in records:
             for batch in record.micro_batches:
-                bucket = batch.bucket
-                self.checked += 1
-                per_bucket[bucket] = per_bucket.get(bucket, 0) + 1
-                if bucket != memory.bucket:
-                    memory.bucket, memory.length, memory.first_step = bucket, 1, record.step
+                if batch.bucket != memory.bucket:
+                    memory.bucket, memory.length, memory.first_step = batch.bucket, 1, record.step
                     memory.batch_ids = ids = [batch.batch_id]
                     memory.open_run = None
                 else:
@@ -98,6 +92,9 @@ class RunLength(Detector):
                     memory.longest_step = memory.first_step
                 if length > limit:
                     self._extend(record.step)
+        for bucket, batches in Counter([batch.bucket for record in records for batch in record.micro_batches]).items():
+            memory.per_bucket[bucket] = memory.per_bucket.get(bucket, 0) + batches
+            self.checked += batches
         return len(records)
 
     def _extend(self, step: int) -> None:

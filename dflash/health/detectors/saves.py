@@ -111,10 +111,6 @@ class SaveStall(Detector):
         elif event.event == "save_skipped":
             memory.begun.pop(event.step, None)
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records; only events begin and end a save."""
         memory = self._memory
@@ -198,6 +194,7 @@ class SaveCorrelation(Detector):
     """Loss spikes that come with saves more often than chance lets them."""
 
     name = "save correlation"
+    follows = True
     domain = "diagnosis"
     _memory: CorrelationMemory
 
@@ -249,20 +246,26 @@ class SaveCorrelation(Detector):
             self._memory.saves += 1
             self._memory.last_save = event.step
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        memory = self._memory
-        memory.steps += 1
-        near = memory.last_save is not None and record.step - memory.last_save < self._watch.save_near_steps
-        memory.near_steps += near
-        if context.last_rise != record.step:
-            return
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records without a save between them; only in the last of them may a spike have begun."""
+        memory, newest = self._memory, records[-1]
+        memory.steps += len(records)
+        near = False
+        if memory.last_save is not None:
+            far_step = memory.last_save + self._watch.save_near_steps
+            near = newest.step < far_step
+            memory.near_steps += len(records) if near else sum([record.step < far_step for record in records])
+        if context.last_rise == newest.step:
+            self._see_rise(newest.step, near=near, context=context)
+        return len(records)
+
+    def _see_rise(self, step: int, *, near: bool, context: RunContext) -> None:
         self.checked += 1
-        self._count(memory.noted, near=near, step=record.step)
-        if (context.recent[-1].grad_z or 0.0) > _JOINT_GRAD_Z:  # in data with hard batches, what tells spikes from those
-            self._count(memory.joint, near=near, step=record.step)
-        if context.last_loss_spike == record.step:
-            self._count(memory.warned, near=near, step=record.step)
+        self._count(self._memory.noted, near=near, step=step)
+        if (context.grad_z_of(step) or 0.0) > _JOINT_GRAD_Z:  # in data with hard batches, what tells spikes from those
+            self._count(self._memory.joint, near=near, step=step)
+        if context.last_loss_spike == step:
+            self._count(self._memory.warned, near=near, step=step)
 
     def _count(self, tally: Tally, *, near: bool, step: int) -> None:
         tally.spikes += 1

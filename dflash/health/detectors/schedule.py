@@ -46,10 +46,6 @@ class Schedule(Detector):
         """What limits or explains this check."""
         return "" if self.checked else "not checked: the log does not say how many steps the schedule is laid out for"
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
         """Judge consecutive records; only events change the schedule."""
         total, overlay = context.total_steps, context.overlay

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dflash.config import WatchConfig
 from dflash.health.baseline import median_of_sorted
-from dflash.health.context import RunContext
+from dflash.health.context import Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import EventLine, StepLine
 
@@ -41,6 +41,7 @@ class BucketMix(Detector):
     """Records far above the pooled median that are usual for their own bucket."""
 
     name = "bucket mix"
+    follows = True
     domain = "diagnosis"
     _memory: MixMemory
 
@@ -55,23 +56,36 @@ class BucketMix(Detector):
             "its own bucket, where more than half of the variance lies between buckets: noted, never acted on"
         )
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        memory = self._memory
-        if not context.judged or record.ce is None or record.ce <= 0.0:
-            return
-        self.checked += 1
-        value = math.log(record.ce)
-        memory.newest.append(value)
-        memory.since_refresh += 1
-        if memory.since_refresh >= _REFRESH_STEPS:
-            self._refresh(context)
-        if memory.limit is None or value <= memory.limit:
-            return
-        if all(judged.z < _OWN_Z for judged in context.judged):
-            self._explained(record, context)
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        memory, done = self._memory, 0
+        seen = [
+            (record, points, math.log(ce))
+            for record, points in zip(records, context.judged, strict=False)
+            if points and (ce := record.ce) is not None and ce > 0.0
+        ]
+        self.checked += len(seen)
+        while done < len(seen):
+            until_refresh = seen[done : done + _REFRESH_STEPS - memory.since_refresh]
+            done += len(until_refresh)
+            memory.newest += [value for _, _, value in until_refresh]
+            memory.since_refresh += len(until_refresh)
+            if memory.since_refresh >= _REFRESH_STEPS:
+                newest = until_refresh.pop()
+                self._explain(until_refresh)
+                self._refresh(newest[1])
+                until_refresh = [newest]
+            self._explain(until_refresh)
+        return len(records)
 
-    def _refresh(self, context: RunContext) -> None:
+    def _explain(self, seen: Sequence[tuple[StepLine, Sequence[Judged], float]]) -> None:
+        limit = self._memory.limit
+        if limit is not None:
+            for record, points, value in seen:
+                if value > limit and all(judged.z < _OWN_Z for judged in points):
+                    self._explained(record, points)
+
+    def _refresh(self, points: Sequence[Judged]) -> None:
         """The limit of a pooled rule over the newest records, and the share of variance between the buckets."""
         memory = self._memory
         memory.since_refresh = 0
@@ -79,15 +93,15 @@ class BucketMix(Detector):
         newest = np.array(memory.newest)
         median = _median(newest)
         spread = 1.4826 * _median(np.abs(newest - median))
-        within = median_of_sorted(sorted([judged.level.scale for judged in context.judged])) ** 2
+        within = median_of_sorted(sorted([judged.level.scale for judged in points])) ** 2
         off = newest - np.add.reduce(newest) / len(newest)  # numpy's own variance, without what its generality costs
         total = float(np.add.reduce(off * off) / len(newest))
         memory.between_frac = max(0.0, 1 - within / total) if total else 0.0
         memory.limit = median + self._watch.mix_z * spread if memory.between_frac > 0.5 else None
 
-    def _explained(self, record: StepLine, context: RunContext) -> None:
+    def _explained(self, record: StepLine, points: Sequence[Judged]) -> None:
         memory = self._memory
-        highest = max(context.judged, key=lambda judged: judged.value)
+        highest = max(points, key=lambda judged: judged.value)
         bucket = highest.batch.bucket
         memory.counts[bucket] = memory.counts.get(bucket, 0) + 1
         first = memory.first.setdefault(bucket, record.step)
@@ -148,10 +162,6 @@ class ShareDrift(Detector):
         if isinstance(shares, dict) and all(isinstance(share, int | float) for share in shares.values()):
             self._memory.reference = {int(bucket): float(share) for bucket, share in shares.items() if str(bucket).isdigit()}
             self._memory.declared = True
-
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
 
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records."""

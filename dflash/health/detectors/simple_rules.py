@@ -77,10 +77,6 @@ class SimpleRules(Detector):
             f"{memory.loss_above.records} losses above, {memory.accuracy_drop.records} accuracy drops of {memory.records} records"
         )
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Count a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Count consecutive records."""
         memory, highest, drop = self._memory, self._loss, self._drop

@@ -19,7 +19,8 @@ from dflash.health.lines import StepLine
 
 _LEARN_POINTS = 16
 _PACE = 1 / 64
-_CLIP = 1.0  # logarithm: one batch of a few tokens is no slow window
+_CLIP = 1.0  # logarithm: one batch of a few tokens is no slow window ...
+_CLIP_LEARNT = 0.5  # ... and teaches even less
 
 
 class UsualSpeed(msgspec.Struct, array_like=True):
@@ -69,47 +70,39 @@ class Throughput(Detector):
         """A new process may run elsewhere: its speed is learnt anew."""
         self._memory = ThroughputMemory()
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
-
     def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
         """Judge consecutive records; only events begin and end a save."""
-        if not context.open_saves:
-            memory, slow_steps, slow_s = self._memory, self._watch.slow_steps, self._watch.slow_s
-            total, steps, seconds = memory.total, memory.steps, memory.seconds
-            for record in records:
-                if record.tokens_per_s > 0.0 and (key := composition(record)) is not None:
-                    off = self._off_usual(key, math.log(record.tokens_per_s))
-                    if off is None:
-                        continue
-                    if not steps:
-                        memory.first_step = record.step
-                    total += _CLIP if off > _CLIP else max(off, -_CLIP)
-                    steps += 1
-                    seconds += record.step_time_s
-                    if steps >= slow_steps and seconds >= slow_s:
-                        self._window(total / steps, record.step)
-                        total, steps, seconds = 0.0, 0, 0.0
-            memory.total, memory.steps, memory.seconds = total, steps, seconds
+        if context.open_saves:
+            return len(records)
+        memory, slow_steps, slow_s = self._memory, self._watch.slow_steps, self._watch.slow_s
+        total, steps, seconds = memory.total, memory.steps, memory.seconds
+        for record in records:
+            if record.tokens_per_s <= 0.0 or (key := composition(record)) is None:
+                continue
+            value, usual = math.log(record.tokens_per_s), memory.usual.get(key)
+            if usual is None or usual.points < _LEARN_POINTS:
+                self._learn(key, value)
+                continue
+            self.checked += 1
+            off = value - usual.mean
+            if not memory.slow_in_row:
+                usual.mean += _PACE * (off if -_CLIP_LEARNT < off < _CLIP_LEARNT else math.copysign(_CLIP_LEARNT, off))
+            if not steps:
+                memory.first_step = record.step
+            total += off if -_CLIP < off < _CLIP else math.copysign(_CLIP, off)
+            steps += 1
+            seconds += record.step_time_s
+            if steps >= slow_steps and seconds >= slow_s:
+                self._window(total / steps, record.step)
+                total, steps, seconds = 0.0, 0, 0.0
+        memory.total, memory.steps, memory.seconds = total, steps, seconds
         return len(records)
 
-    def _off_usual(self, key: str, value: float) -> float | None:
-        """How far a log speed is off the usual of its composition, which learns from it; None while that is new."""
-        memory = self._memory
-        usual = memory.usual.get(key)
-        if usual is None:
-            memory.usual[key] = UsualSpeed(value, 1)
-            return None
-        if usual.points < _LEARN_POINTS:
-            usual.points += 1
-            usual.mean += (value - usual.mean) / usual.points
-            return None
-        self.checked += 1
-        off = value - usual.mean
-        if not memory.slow_in_row:
-            usual.mean += _PACE * (0.5 if off > 0.5 else max(off, -0.5))
-        return off
+    def _learn(self, key: str, value: float) -> None:
+        """Take the log speed of a composition that is new into its mean."""
+        usual = self._memory.usual.setdefault(key, UsualSpeed(0.0, 0))
+        usual.points += 1
+        usual.mean += (value - usual.mean) / usual.points
 
     def _window(self, off: float, step: int) -> None:
         memory = self._memory
@@ -175,10 +168,6 @@ class TargetBalance(Detector):
     def on_new_process(self) -> None:
         """A new process counts from zero."""
         self._memory.start = []
-
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
-        self.on_stretch((record,), context)
 
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records."""

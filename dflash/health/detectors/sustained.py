@@ -18,7 +18,7 @@ import msgspec
 
 from dflash.config import RiseConfig
 from dflash.health.baseline import Level
-from dflash.health.context import Judged, RunContext
+from dflash.health.context import EXPLOSION_LEAD_STEPS, Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
 
@@ -57,6 +57,7 @@ class SustainedRise(Detector):
     """Loss that rises and stays up, in all buckets together."""
 
     name = "sustained rise"
+    follows = True
     domain = "training"
     _memory: SustainedMemory
 
@@ -74,15 +75,27 @@ class SustainedRise(Detector):
             f"{100 * r.min_rise_frac:g} % up"
         )
 
-    def on_step(self, record: StepLine, context: RunContext, /) -> None:
-        """Judge a live step record."""
+    def may_explain(self, context: RunContext, *, from_step: int) -> bool:
+        """Whether a declared change lies so near that a rise at `from_step` or later may be found to come from it."""
+        reach_steps = _PATIENCE * self._rise.confirm_steps + EXPLOSION_LEAD_STEPS + self._rise.planned_steps
+        return any(change >= from_step - reach_steps for change, _ in context.planned)
+
+    def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:
+        """Judge consecutive records."""
+        memory, drift = self._memory, self._rise.cusum_drift
+        for record, points in zip(records, context.judged, strict=False):
+            self.checked += len(points)
+            for judged in points:
+                if memory.score == 0.0 and (judged.value - judged.level.lowest) / judged.scale <= drift:
+                    continue  # the sum stays where it is, at zero
+                self._add(judged, record.step)
+            if memory.score > 0.0:
+                self._look_at_sum(record, context)
+        return len(records)
+
+    def _look_at_sum(self, record: StepLine, context: RunContext) -> None:
         memory, rise = self._memory, self._rise
-        for judged in context.judged:
-            self.checked += 1
-            if memory.score == 0.0 and (judged.value - judged.level.lowest) / judged.scale <= rise.cusum_drift:
-                continue  # the sum stays where it is, at zero
-            self._add(judged, record.step)
-        if memory.score > 0.0 and memory.alarm is None and record.step - memory.first_step > _PATIENCE * rise.confirm_steps:
+        if memory.alarm is None and record.step - memory.first_step > _PATIENCE * rise.confirm_steps:
             self._reset(record.step)  # a reference frozen on an unlucky low: what rises slower than this is divergence
         elif memory.score > rise.cusum_limit and len(memory.path) >= rise.confirm_points:
             self._confirm(record, context)
@@ -90,9 +103,9 @@ class SustainedRise(Detector):
     def _add(self, judged: Judged, step: int) -> None:
         memory, rise = self._memory, self._rise
         level = memory.references.get(judged.batch.bucket, judged.level)
-        up = judged.value - min(level.lowest, level.median)
-        z = up / level.scale_for(judged.batch.n_tokens)
-        score = memory.score + min(max(z, _LEAST_Z), rise.cusum_clip) - rise.cusum_drift
+        z = (judged.value - level.lowest) / level.scale_for(judged.batch.n_tokens)
+        clipped = z if _LEAST_Z < z < rise.cusum_clip else min(max(z, _LEAST_Z), rise.cusum_clip)
+        score = memory.score + clipped - rise.cusum_drift
         if score <= 0.0:
             if memory.score > 0.0:
                 self._reset(step)
@@ -118,7 +131,7 @@ class SustainedRise(Detector):
         if memory.alarm is not None:
             self.findings.amend(memory.alarm, last_step=record.step)
             return
-        onset = context.led_from(self._onset(), rise.confirm_grad_z)
+        onset = context.led_from(self._onset(), rise.confirm_grad_z, step=record.step)
         if record.step - onset < rise.confirm_steps:
             return
         newest = memory.path[-rise.confirm_points :]

@@ -84,6 +84,12 @@ def writer(
         made.close()
 
 
+def wait_to_be_tried_again(made: CheckpointWriter) -> bool:
+    """The event of a failure comes a moment before the write that failed only waits."""
+    with made._changed:
+        return made._changed.wait_for(lambda: made._current is not None and made._current.retrying, timeout=30)
+
+
 def test_a_waiting_save_is_durable_when_it_returns_and_the_log_went_first(tmp_path: Path) -> None:
     watcher = Watcher()
     with writer(tmp_path, watcher) as (made, _):
@@ -162,6 +168,7 @@ def test_a_failed_write_leaves_nothing_on_the_full_disk_and_a_newer_save_takes_i
             made.save(state_at(1), wait=False)
             watcher.seen("save_failed", 1)
             assert list(tmp_path.iterdir()) == []
+        assert wait_to_be_tried_again(made)
         assert made.save(state_at(2), wait=False)
         watcher.seen("save_durable", 2)
     assert list_checkpoints(tmp_path) == [2]

@@ -43,6 +43,13 @@ def test_a_small_gain_on_the_same_prompts_is_seen_though_the_runs_own_intervals_
     assert (unpaired.high - unpaired.low) > 3 * (paired.high - paired.low)
 
 
+def test_a_prompt_that_a_set_asks_twice_is_a_pair_with_its_own_double() -> None:
+    easy = scores(rates(seed=7, count=10), seed=8)
+    double = PromptScore(easy[0].prompt_hash, "sums", 240, 60)
+    (whole,) = differences([*easy, double], [*easy, double], confidence=0.95, seed=0)
+    assert (whole.prompts, whole.difference, whole.low, whole.high) == (11, 0.0, 0.0, 0.0)
+
+
 def test_better_turned_round_is_worse() -> None:
     easy = rates(seed=4)
     a, b = scores(easy, seed=5), scores(np.minimum(easy + 0.1, 0.95), seed=6)

@@ -10,8 +10,9 @@ import pytest
 
 from dflash.checkpoint import read_ledger
 from dflash.cli import main
-from dflash.compare.compare import compare_runs
+from dflash.compare.compare import AcceptanceRow, compare_runs
 from dflash.compare.page import render_comparison
+from dflash.compare.pictures import draw_acceptance
 from dflash.compare.view import view_run
 from dflash.errors import DataError, EvaluationError, RunStateError
 from dflash.records import RollbackEntry, RollbackPlan, to_json
@@ -109,6 +110,27 @@ def test_a_verdict_over_a_handful_of_prompts_says_that_they_are_too_few(tmp_path
     write_run(tmp_path / "b", LOG, answers=answers(4, count=5))
     (verdict,) = compare_runs([view_run(tmp_path / "a"), view_run(tmp_path / "b")]).verdicts
     assert verdict.startswith("No difference shown") and "fewer than 8" in verdict
+
+
+def test_one_prompt_of_a_kind_has_no_interval_and_one_without_a_verification_no_length(tmp_path: Path) -> None:
+    for name, tokens in (("a", 2), ("b", 3)):
+        write_run(tmp_path / name, LOG, answers=answers(tokens) | {"x": ("single", [tokens, 4]), "y": ("silent", [])})
+    found = compare_stage([tmp_path / "a", tmp_path / "b"], output=None, track=False)
+    cells = {row.kind: row.cells for row in found.comparison.acceptance}
+    assert cells["single"] == ((3.0, None, None), (3.5, None, None)) and cells["silent"] == (None, None)
+    assert all(low < length < high for length, low, high in cells["all"])
+    assert {each.kind for each in found.comparison.contests[0]} == {"all", "lists", "sums", "single"}
+    line = next(line for line in found.text.splitlines() if line.split()[:1] == ["single"])
+    assert line.split() == ["single", "3.00", "3.50"] and "3.00 <small>" not in found.page.read_text()
+    json.loads(found.data.read_text(), parse_constant=pytest.fail)
+
+
+def test_a_length_outside_of_its_own_interval_is_drawn(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, LOG, answers=answers(2))
+    views = [view_run(tmp_path / name) for name in ("a", "b")]
+    rows = (AcceptanceRow("all", ((2.0, 2.1, 2.2), (2.0, 1.8, 1.9))),)
+    assert draw_acceptance(views, rows).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("missing", ["verifications.parquet", "prompts.jsonl"])

@@ -97,6 +97,11 @@ def test_a_known_acceptance_law_is_recovered_within_the_interval() -> None:
     assert figures.survival_per_position == pytest.approx([0.7**k for k in range(1, 6)], abs=0.05)
 
 
+def test_one_prompt_has_a_length_and_no_interval() -> None:
+    figures = measured(verification_table([(1, 10, 5, 2, 3), (1, 13, 5, 0, 1)]), prompts=3)
+    assert figures.acceptance_length == figures.acceptance_length_macro == 2.0 and figures.acceptance_ci is None
+
+
 def test_pooled_weighs_verifications_and_macro_weighs_prompts() -> None:
     table = verification_table([(0, 10, 5, 4, 5), (1, 10, 5, 0, 1), (1, 11, 5, 0, 1), (1, 12, 5, 0, 1)])
     figures = measured(table, prompts=2)

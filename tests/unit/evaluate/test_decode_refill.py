@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from families import drafting, make_drafter, make_target, prompts
+from families import WIDTH, drafting, make_drafter, make_target, prompts
 
 from dflash.evaluate.decode import DecodeLimits, plain_decode_batch, speculative_decode_batch
-from dflash.evaluate.proposal import Committed
+from dflash.evaluate.proposal import Committed, Joining
 from dflash.evaluate.proposers import LookupProposer, OracleProposer
 from dflash.evaluate.stopwatch import SharedTime, Stopwatch
 from dflash.model.cache_layers import _gathered, _slid
@@ -125,13 +125,18 @@ def test_time_is_divided_among_the_rows_that_it_served_and_skipped_time_among_no
     assert clock.of(1) == clock.of(2) == [0.75, 0.375]
 
 
-@pytest.mark.parametrize(("rows", "columns", "wanted"), [(3, 9, 9), (4, 7, 5), (2, 5, 8), (3, 2, 6)])
-def test_sliding_by_copies_is_the_gather(rows: int, columns: int, wanted: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    values = torch.randn(rows, 2, columns, 3, generator=generator)
-    starts = (columns - wanted) - torch.randint(0, 4, (rows,), generator=generator)
-    index = (torch.arange(wanted) + starts[:, None]).clamp_(0, columns - 1)[:, None, :, None]
-    assert torch.equal(_slid(values, starts.tolist(), wanted), _gathered(values, index))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("first", "wanted"), [(0, 9), (2, 7), (0, 6), (3, 2), (5, 4)])
+def test_rows_moved_in_place_hold_what_the_gather_gives(first: int, wanted: int, dtype: torch.dtype) -> None:
+    columns, shifts, pads = 9, torch.tensor([0, 3, 1, 7]), [0, 2, 5, -1]
+    values = torch.randn(4, 2, columns, 3, generator=torch.Generator().manual_seed(first)).to(dtype)
+    index = torch.arange(first, first + wanted) - shifts[:, None]
+    gathered = _gathered(values, index.clamp(0, columns - 1)[:, None, :, None])
+    moved = _slid(values, [(row, pads[row], shift) for row, shift in enumerate(shifts.tolist()) if shift], first, wanted)
+    assert moved.shape == gathered.shape
+    for row in range(4):
+        filled = index[row] >= max(pads[row], 0)  # in front of them a row is empty
+        assert torch.equal(moved[row][:, filled], gathered[row][:, filled])
 
 
 def test_no_row_can_join_a_proposer_that_began_with_one() -> None:
@@ -139,4 +144,11 @@ def test_no_row_can_join_a_proposer_that_began_with_one() -> None:
     proposer = drafting(target, make_drafter(), block_size=3)
     proposer.begin(["alone"])
     with pytest.raises(TypeError, match="no row can join a single one"):
-        proposer.admit(["late"])
+        proposer.replace_rows([Joining(0, "late", torch.zeros(1, 4, 2 * WIDTH))])
+
+
+def test_a_drafter_that_joins_without_features_is_refused() -> None:
+    proposer = drafting(make_target("qwen3"), make_drafter(), block_size=3)
+    proposer.begin(["one", "two"])
+    with pytest.raises(TypeError, match="reads the target's taps"):
+        proposer.replace_rows([Joining(1, "late", None)])

@@ -10,7 +10,7 @@ from families import MASK_ID, make_drafter, make_target, prompts
 from dflash.config import EvaluateConfig, ProbeConfig, parse_config
 from dflash.errors import EvaluationError
 from dflash.evaluate.candidates import Candidate, drafter_candidate
-from dflash.evaluate.probe import paired_gain, probe_drafter, probe_identity
+from dflash.evaluate.probe import paired_gain, probe_drafter, probe_identity, shown_better
 from dflash.evaluate.prompts import EvalPrompt
 from dflash.evaluate.run import evaluate_drafter
 from dflash.model.target import Target
@@ -82,6 +82,12 @@ def test_pairs_see_what_two_intervals_cannot() -> None:
     assert paired_gain(old, old, evaluate=EVALUATE) == (0.0, 0.0)
     with pytest.raises(EvaluationError, match="pairs"):
         paired_gain(new, figures(base[:5]), evaluate=EVALUATE)
+
+
+def test_one_prompt_shows_nobody_to_be_better() -> None:
+    old, new = figures(np.array([1.5, 1.5])), figures(np.array([3.0, 2.9]))
+    assert shown_better(new, old, evaluate=EVALUATE) and not shown_better(old, new, evaluate=EVALUATE)
+    assert not shown_better(figures(np.array([3.0])), figures(np.array([1.5])), evaluate=EVALUATE)
 
 
 def test_chance_moves_the_best_as_rarely_as_the_level_says() -> None:

@@ -107,7 +107,7 @@ def other_drafter() -> Drafter:
 
 
 def test_a_drafter_reads_its_own_taps_of_a_target_that_has_more(target: Target) -> None:
-    """On the wide target each drafts what it drafts on a target made for it alone."""
+    """On the wide target each drafts what it drafts on a target made for it alone, in rows that prompts join."""
     wide = target_tapping(target, (1, 2))
     assert wide.target_layer_ids == (0, 1, 2) and target.target_layer_ids == (0, 2)
     assert target_tapping(wide, (0, 2)) is wide
@@ -120,8 +120,8 @@ def test_a_drafter_reads_its_own_taps_of_a_target_that_has_more(target: Target) 
             reading = reading_own_taps(proposer, own=drafter.config.target_layer_ids, target=on)
             assert (reading is proposer) == (on is alone)
             traces = speculative_decode_batch(
-                on, reading, [each.prompt_ids for each in QUESTIONS[:3]], keys=["a", "b", "c"], limits=limits, sampling=GREEDY,
-                rollback=on.keep,
+                on, reading, [each.prompt_ids for each in QUESTIONS], keys=[each.id for each in QUESTIONS], limits=limits,
+                sampling=GREEDY, rollback=on.keep, rows=2,
             )  # fmt: skip
             found.append([(trace.tokens, trace.verifications) for trace in traces])
         assert found[0] == found[1]

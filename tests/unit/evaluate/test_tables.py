@@ -52,6 +52,12 @@ def test_no_name_or_path_can_move_the_cursor_or_forge_a_line() -> None:
     assert len(text.splitlines()) == len(closing_table(summary(reused=("x",)), commands=["y"]).splitlines())
 
 
+def test_the_interval_is_named_by_its_own_level_and_one_prompt_has_none() -> None:
+    assert "(95 % interval 3.01 to 3.44)" in closing_table(summary(), commands=())
+    assert "(99.5 % interval 3.01 to 3.44)" in closing_table(summary(confidence=0.995), commands=())
+    assert "1.03 -> 3.21   (no interval: one prompt)" in closing_table(summary(acceptance_ci95=None), commands=())
+
+
 def test_what_went_wrong_is_shouted_and_what_is_missing_is_said() -> None:
     text = closing_table(summary(lossless=False, speedup=None, acceptance_ci95=(float("nan"), float("nan"))), commands=())
     assert "NO, see eval/" in text

@@ -31,6 +31,12 @@ def test_the_speed_up_is_pooled_over_tokens_behind_the_first_and_leaves_the_pref
     assert (measured.target_frac, measured.drafter_frac) == pytest.approx((0.5, 0.125))
 
 
+def test_one_prompt_has_a_speed_up_and_no_interval() -> None:
+    for fast in ([(11, 0.5)], [(11, 0.5), (1, 7.0)]):
+        measured = timing([(11, 1.0), (1, 5.0)][: len(fast)], fast)
+        assert measured is not None and measured.speedup == pytest.approx(2.0) and measured.speedup_ci is None
+
+
 def test_an_answer_of_one_token_weighs_nothing() -> None:
     with_it = timing([(11, 1.0), (1, 5.0)], [(11, 0.5), (1, 7.0)])
     assert with_it is not None and with_it.speedup == pytest.approx(2.0)

@@ -192,3 +192,9 @@ def test_a_state_that_does_not_fit_is_refused(damage: str) -> None:
 def test_a_state_made_with_other_thresholds_is_refused() -> None:
     with pytest.raises(DataError, match="another version or configuration"):
         HealthChecker.from_state(new_checker().state(), HealthConfig(bucket_run=9), TRAIN, CHECKPOINT)
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x80", new_checker().packed()[:-1]])
+def test_a_packed_state_that_is_none_is_refused(packed: bytes) -> None:
+    with pytest.raises(DataError, match="damaged"):
+        HealthChecker.of_packed(packed, HEALTH, TRAIN, CHECKPOINT)

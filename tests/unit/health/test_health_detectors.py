@@ -224,7 +224,7 @@ class TestContext:
         context = RunContext()
         for number in range(step + 1):
             context.see_step(step_line(number))
-            context.set_grad_z(float(number), chance=None)
+            context.recent[-1].stands_out(float(number), chance=None)
         assert context.grad_z_before(step, steps=steps) == expected
 
     def test_saves_open_and_close(self) -> None:

@@ -172,6 +172,6 @@ def test_saves_are_linked_by_spikes_whose_gradient_stands_out_as_well(grad_z: fl
         near = step >= 200 and step % 200 == 3
         if near or step % 17 == 8:  # hard batches everywhere, noted like the others
             context.last_rise = step
-            context.set_grad_z(grad_z if near else 0.5, chance=None)
+            context.recent[-1].stands_out(grad_z if near else 0.5, chance=None)
         detector.on_step(step_line(step), context)
     assert detector.is_proven() == linked

@@ -77,6 +77,20 @@ def test_a_curve_is_thinned_evenly_and_forgets_what_is_taken_back(length: int, b
     assert [point.step for point in curve.points] == [step for step in steps if step < back]
 
 
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(pieces=st.lists(st.integers(0, 700), max_size=12))
+def test_a_curve_keeps_the_same_points_however_its_records_come(pieces: list[int]) -> None:
+    straight, cut, begun = Curve(), Curve(), 0
+    for count in pieces:
+        for number in cut.next_of(count):
+            cut.keep(begun + number, 1.0, band=(None, None))
+        begun += count
+    for step in range(begun):
+        if straight.wants_next():
+            straight.keep(step, 1.0, band=(None, None))
+    assert cut == straight
+
+
 class NaiveSpike(NamedTuple):
     step: int
     bucket: int

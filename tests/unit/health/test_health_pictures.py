@@ -32,9 +32,11 @@ def three_targets(records: tuple[Record, ...]) -> list[Record]:
 def test_peaks_are_the_highest_of_each_stretch_and_none_is_lost(count: int) -> None:
     values = [(7 * n) % 101 for n in range(count)]
     values[count // 2] = 1000
-    peaks = Peaks()
-    for step, value in enumerate(values):
-        peaks.see(step, value, step)
+    peaks, pieces = Peaks(), Peaks()
+    peaks.see([(step, value, step) for step, value in enumerate(values)])
+    for first in range(0, count, 7):
+        pieces.see([(step, values[step], step) for step in range(first, min(first + 7, count))])
+    assert peaks == pieces
     assert len(peaks.stretches) <= MAX_PEAKS
     starts = [peak.step for peak in peaks.stretches]
     for peak, end in zip(peaks.stretches, [*starts[1:], count], strict=True):

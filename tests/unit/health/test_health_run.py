@@ -129,7 +129,10 @@ def test_the_page_is_drawn_again_only_when_due_or_when_something_new_is_found(pa
     assert drawn(82, ended=True)
 
 
-@pytest.mark.parametrize("content", ["", '{"checker":{},"cursor":3}', "\x00\x01"])
+NO_STATE = '{"checker":"wcHBwQ==","cursor":{"inode":0,"offset":0,"tail_sha256":"","skipping":false},"drawn_at_s":0.0,"drawn":""}'
+
+
+@pytest.mark.parametrize("content", ["", '{"checker":{},"cursor":3}', "\x00\x01", NO_STATE])
 def test_a_damaged_state_costs_a_full_reading_and_nothing_else(paths: RunPaths, content: str) -> None:
     write_log(paths.log, RUN)
     expected = check(paths)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from tests.support.fake_host import FakeHost, peers, topology
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> FakeHost:
-    return FakeHost(tmp_path)
+def host() -> Iterator[FakeHost]:
+    """On a disk, wherever the tests' other files are: a run folder in memory is a problem to be told."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield FakeHost(Path(folder))
 
 
 def counts(said: str) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,11 @@ def test_a_kill_at_any_operation_loses_nothing(
     if not exchanging:
         monkeypatch.setattr(export_swap, "exchange", lambda _first, _second: False)
     outcomes: list[int] = []
+    before = tmp_path / "before" / "out"
+    export_tiny(before, OLD, info, layout="zlab")
+    weights = {config.block_size: tiny_drafter(config).state_dict() for config in (OLD, NEW)}
     for number in range(200):
-        place = tmp_path / f"{number}" / "out"
-        export_tiny(place, OLD, info, layout="zlab")
+        place = Path(shutil.copytree(before, tmp_path / f"{number}" / "out"))
         died = killed_at(number, lambda place=place: export_tiny(place, NEW, info, layout="zlab"))
         if exchanging:
             assert place.is_dir(), f"killed at operation {number}, a reader finds no folder"
@@ -76,7 +79,7 @@ def test_a_kill_at_any_operation_loses_nothing(
         assert [path.name for path in place.parent.iterdir()] == ["out"], f"killed at operation {number}, something is left"
         found = import_drafter(place, tables=None)
         outcomes.append(found.description.config.block_size)
-        wanted = tiny_drafter(NEW if outcomes[-1] == NEW.block_size else OLD).state_dict()
+        wanted = weights[outcomes[-1]]
         assert all(torch.equal(value, wanted[name]) for name, value in found.drafter.state_dict().items())
         if not died:
             break

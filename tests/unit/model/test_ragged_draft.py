@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_fixtures import WIDTH, drafter_config, sliding_config, tiny_drafter
 
-from dflash.model.ragged_draft import RaggedContext, draft_ragged
+from dflash.model.ragged_draft import RaggedContext, draft_ragged, refill_ragged
 
 CONFIGS = {
     "full": drafter_config(),
@@ -70,3 +70,29 @@ def test_dropped_rows_leave_the_others_as_they_were() -> None:
     wanted = drafter.draft(embeds[:1], more[:1, :1], alone, 7)
     torch.testing.assert_close(found[:1], wanted, atol=2e-5, rtol=2e-5)
     assert context.lengths == [7, 11]
+
+
+@pytest.mark.parametrize("name", ["full", "sliding"])
+@pytest.mark.parametrize("tokens", [3, 90])
+def test_a_new_row_in_an_old_ones_place_drafts_as_if_it_were_alone(name: str, tokens: int) -> None:
+    """Shorter than what stood there, and longer than the buffers."""
+    drafter = tiny_drafter(CONFIGS[name]).eval()
+    generator = torch.Generator().manual_seed(9)
+    features = torch.randn(2, 9, 2 * WIDTH, generator=generator)
+    embeds = torch.randn(2, 6, WIDTH, generator=generator)
+    prompt = torch.randn(1, tokens, 2 * WIDTH, generator=generator)
+    more = torch.randn(2, 4, 2 * WIDTH, generator=generator)
+    context = RaggedContext(2)
+    draft_ragged(drafter, embeds, features, context, [9, 7])
+    refill_ragged(drafter, prompt, context, row=0)
+    first = draft_ragged(drafter, embeds, more, context, [0, 2])
+    second = draft_ragged(drafter, embeds, more, context, [4, 1])
+    assert context.lengths == [tokens + 4, 10]
+    alone = [drafter.new_cache(), drafter.new_cache()]
+    drafter.draft(embeds[1:], features[1:, :7], alone[1], 7)
+    wanted = (
+        (drafter.draft(embeds[:1], prompt, alone[0], tokens), drafter.draft(embeds[1:], more[1:, :2], alone[1], 9)),
+        (drafter.draft(embeds[:1], more[:1], alone[0], tokens + 4), drafter.draft(embeds[1:], more[1:, :1], alone[1], 10)),
+    )
+    for found, rows in zip((first, second), wanted, strict=True):
+        torch.testing.assert_close(found, torch.cat(rows), atol=2e-5, rtol=2e-5)

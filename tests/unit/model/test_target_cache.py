@@ -145,6 +145,30 @@ def test_dropping_rows_keeps_the_others_and_frees_the_columns_that_only_a_droppe
     assert _row_distance(target, cache, [[*committed[3], 1, 2], [*committed[0], 4, 5, 6]]) < TOLERANCE
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_new_row_takes_the_place_of_another_shorter_or_longer_than_all(family: str, rounds: int) -> None:
+    target = shared(family)
+    cache, committed = _ragged(target, PROMPTS, ROUNDS[:rounds])
+    new = [[9, 8], TEXT[0, :33].tolist()]
+    cache.replace_rows([2, 0], target.prefill(new, with_taps=False).cache)
+    committed[2], committed[0] = list(new[0]), list(new[1])
+    assert cache.row_lengths == [len(tokens) for tokens in committed] and min(cache.pads) == 0
+    block = torch.arange(4 * BLOCK).reshape(4, BLOCK)
+    _feed(target, cache, block)
+    target.keep(cache, [2, 6, 1, 4])
+    cache.replace_rows([0], target.prefill([[3, 1, 4]], with_taps=False).cache)
+    committed = [
+        [3, 1, 4],
+        *(
+            text + block[row, :kept].tolist()
+            for row, (text, kept) in enumerate(zip(committed[1:], (6, 1, 4), strict=True), start=1)
+        ),
+    ]
+    assert cache.length_tokens == max(len(tokens) for tokens in committed)
+    assert _row_distance(target, cache, committed) < TOLERANCE
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_5", "lfm2"])
 def test_leaving_rejected_tokens_in_place_is_seen(family: str) -> None:
     """Negative control: the state test must fail when nothing is cropped."""

@@ -99,6 +99,7 @@ def test_the_summary_gathers_what_the_stages_left(run: Run) -> None:
     assert summary.reused == ("data set abc (24 samples)",)
     assert summary.health_verdict == load_report(run.paths).verdict
     assert summary.mlflow_run_id is None, "tracking is switched off"
+    assert summary.warnings == (f"acceptance is that of step {RESULT.step}, the last checkpoint is step {summary.steps}",)
     raw = json.loads(run.paths.summary.read_text())
     assert raw["schema_version"] == 1
 

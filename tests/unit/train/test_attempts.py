@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,15 +33,30 @@ from dflash.train.runs import hold_run
 
 PATIENCE_S = 10.0
 
-BEGIN = """
-import sys
-from pathlib import Path
-from dflash.records import RunPaths
-from dflash.train.attempts import begin_attempt
-begin_attempt(RunPaths(Path(sys.argv[1])), flow_run=sys.argv[2], deployment="d", parameters={"config": "a.yaml"})
-print("begun", flush=True)
-sys.stdin.read()
-"""
+
+class Other:
+    """A forked process that works on the run as the flow run `a` and then waits to be killed."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        begun, begins = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                begin_attempt(paths, flow_run="a", deployment="d", parameters={"config": "a.yaml"})
+                os.write(begins, b".")
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(begins)
+        with os.fdopen(begun, "rb") as channel:
+            assert channel.read(1) == b"."
+
+    def kill(self) -> None:
+        """Kill it and wait for its end; once is enough."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
 
 
 @pytest.fixture
@@ -51,14 +65,10 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 @pytest.fixture
-def other(paths: RunPaths) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that works on the run as the flow run `a`."""
-    command = [sys.executable, "-c", BEGIN, str(paths.root), "a"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"begun\n"
-        yield process
-        process.kill()
+def other(paths: RunPaths) -> Iterator[Other]:
+    process = Other(paths)
+    yield process
+    process.kill()
 
 
 def names(paths: RunPaths) -> list[str]:
@@ -74,10 +84,9 @@ def beat(paths: RunPaths, **changes: object) -> None:
     write_heartbeat(paths.heartbeat, now | changes)
 
 
-def test_a_living_process_is_no_death_and_a_killed_one_is(paths: RunPaths, other: subprocess.Popen[bytes]) -> None:
+def test_a_living_process_is_no_death_and_a_killed_one_is(paths: RunPaths, other: Other) -> None:
     assert names(paths) == []
     other.kill()
-    other.wait()
     assert names(paths) == ["a"]
     (attempt,) = attempts(paths)
     assert (attempt.deployment, attempt.parameters, attempt.number) == ("d", {"config": "a.yaml"}, 0)
@@ -93,9 +102,8 @@ def test_a_pid_that_was_given_to_another_process_does_not_keep_a_flow_run_alive(
     assert names(paths) == ["a"]
 
 
-def test_whoever_holds_the_run_or_has_a_fresh_heartbeat_lives(paths: RunPaths, other: subprocess.Popen[bytes]) -> None:
+def test_whoever_holds_the_run_or_has_a_fresh_heartbeat_lives(paths: RunPaths, other: Other) -> None:
     other.kill()
-    other.wait()
     with hold_run(paths):
         assert names(paths) == []
     beat(paths)
@@ -153,9 +161,8 @@ def test_a_heartbeat_that_cannot_be_written_is_due_again_in_its_time(paths: RunP
     assert json.loads(paths.heartbeat.read_text())["pid"] == os.getpid()
 
 
-def test_an_end_is_noted_once_and_ends_the_attempt(paths: RunPaths, other: subprocess.Popen[bytes]) -> None:
+def test_an_end_is_noted_once_and_ends_the_attempt(paths: RunPaths, other: Other) -> None:
     other.kill()
-    other.wait()
     assert any_unsettled(paths)
     end_attempt(paths, "a", how=FINISHED, records=5, continued_by=None)
     end_attempt(paths, "a", how=DIED, records=9, continued_by="b")
@@ -171,11 +178,8 @@ def test_an_end_is_noted_once_and_ends_the_attempt(paths: RunPaths, other: subpr
     assert not any_unsettled(paths)
 
 
-def test_an_announced_flow_run_takes_its_number_and_its_process_comes_later(
-    paths: RunPaths, other: subprocess.Popen[bytes]
-) -> None:
+def test_an_announced_flow_run_takes_its_number_and_its_process_comes_later(paths: RunPaths, other: Other) -> None:
     other.kill()
-    other.wait()
     (dead,) = attempts(paths)
     announced = announce_attempt(paths, dead, flow_run="b")
     assert (announced.number, announced.process, announced.parameters) == (1, None, dead.parameters)
