@@ -172,7 +172,6 @@ class CheckpointWriter:
         """Wait for a save in flight, unless it hangs; one that only waits to be tried again is given up."""
         with self._changed:
             if self._current is not None:
-                self._current.retry = False  # it may fail at this very moment
                 if self._current.retrying:
                     self._give_up(self._current)
                 self._await(self._current, deadline_s=None)
@@ -209,6 +208,7 @@ class CheckpointWriter:
 
     def _await(self, save: _Save, *, deadline_s: float | None) -> None:
         """Wait until a save ends, hangs, or the deadline has passed; in the last two cases it is left behind."""
+        save.retry = False  # it may fail while it is waited for: whoever waits has no time for another attempt
         limit_s = save.begin_s + self._times.limit_s
         until_s = limit_s if deadline_s is None else min(limit_s, deadline_s)
         if self._changed.wait_for(lambda: save.done, timeout=max(0.0, until_s - time.monotonic())):

@@ -183,6 +183,46 @@ def test_closing_gives_a_write_up_that_only_waits_to_be_tried_again(tmp_path: Pa
     assert list_checkpoints(tmp_path) == []
 
 
+@contextmanager
+def failing_while_waited_for(made: CheckpointWriter, watcher: Watcher) -> Iterator[None]:
+    """The held write fails once the block waits for it: only then the lock is free, and not before the block has begun."""
+
+    def let_it_fail() -> None:
+        with made._changed:
+            watcher.error, watcher.hold_at = OSError("no space left"), None
+            watcher.release.set()
+
+    assert watcher.held.wait(30)
+    thread = threading.Thread(target=let_it_fail)
+    with made._changed:
+        thread.start()
+        yield
+    thread.join()
+
+
+SLOW_RETRY = CheckpointConfig(retry_s=1000, hung_min_s=0, hung_max_s=20)
+
+
+def test_closing_waits_for_no_second_attempt_of_a_write_that_fails_meanwhile(tmp_path: Path) -> None:
+    watcher = Watcher(hold_at="drafter")
+    with writer(tmp_path, watcher, SLOW_RETRY) as (made, _):
+        made.save(state_at(1), wait=False)
+        with failing_while_waited_for(made, watcher):
+            made.close()
+    assert watcher.names().count("save_failed") == 1, "it failed; it did not hang"
+
+
+def test_the_last_save_follows_at_once_on_one_that_fails_meanwhile(tmp_path: Path) -> None:
+    watcher = Watcher(hold_at="drafter")
+    with writer(tmp_path, watcher, SLOW_RETRY) as (made, _):
+        made.save(state_at(1), wait=False)
+        with failing_while_waited_for(made, watcher), pytest.raises(CheckpointError, match="no space left"):
+            made.save(state_at(2), wait=True)
+        watcher.error = None
+        assert made.save(state_at(2), wait=True)
+    assert [watcher.details[n].get("hung") for n, name in enumerate(watcher.names()) if name == "save_failed"] == [False, False]
+
+
 HUNG_AT_ONCE = CheckpointConfig(hung_min_s=0, hung_max_s=1e-9)
 
 
