@@ -45,7 +45,7 @@ test-unit: $(STAMP) ## the part of it that is over soon: nothing but units (test
 test-full: $(STAMP) ## every test at full length (at most two hours on two cores; stores benchmarks/results/test_full.json)
 	$(BIN)/python -m benchmarks.test_full
 
-coverage: $(STAMP) ## which share of dflash/ the tests run (half as long again as make test; stores benchmarks/results/coverage.json)
+coverage: $(STAMP) ## which share of dflash/ the tests run (stores benchmarks/results/coverage.json)
 	$(BIN)/python -m benchmarks.coverage_of_tests
 
 lint: $(STAMP) ## ruff: rules and format
