@@ -11,7 +11,7 @@ starts of segments) make that exact without a second reading of the log.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,9 +41,8 @@ _SEVERITY_ORDER = {"critical": 0, "warn": 1, "info": 2}
 
 
 class CheckerState(msgspec.Struct, frozen=True):
-    """Everything a checker knows; `config` is the hash of what it judges by."""
+    """Everything a checker knows; `config` is the identity of what it judges by."""
 
-    version: int
     config: str
     live: LiveSteps
     panel: PanelState
@@ -167,26 +166,9 @@ class HealthChecker:
         """Wall time from which silence is a finding, None if it is none however long it lasts."""
         return silent_from_s(self._health, self._panel.context, ended=ended)
 
-    def state(self) -> dict[str, Any]:
-        """Everything the checker knows, as JSON-able values."""
-        state = CheckerState(
-            version=STATE_VERSION,
-            config=self.config_hash,
-            live=self._live,
-            panel=self._panel.state(),
-            snapshots=self._panel.snapshots,
-            taken=self._panel.repeated.taken,
-            integrity=self._integrity.state(),
-            history=self._history,
-            replaced=self._replaced,
-        )
-        values: dict[str, Any] = msgspec.to_builtins(state, str_keys=True)
-        return values
-
     def packed(self) -> bytes:
         """The state as one packed value, without building its parts first: what a check after a few records costs most."""
         parts = {
-            "version": STATE_VERSION,
             "config": self.config_hash,
             "live": self._live,
             "panel": self._panel.parts(),
@@ -200,42 +182,23 @@ class HealthChecker:
 
     @classmethod
     def of_packed(cls, packed: bytes, health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> HealthChecker:
-        """The checker that gave `packed`; see `from_state` for the errors."""
-        try:
-            saved = msgspec.msgpack.decode(packed, type=CheckerState, strict=False)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise _damaged(error) from error
-        checker = cls(health, train, checkpoint)
-        checker._load(saved)
-        return checker
-
-    @classmethod
-    def from_state(
-        cls, state: Mapping[str, Any], health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig
-    ) -> HealthChecker:
-        """The checker that gave `state`.
+        """The checker that gave `packed`.
 
         Raises:
             DataError: the state is damaged, of another version, or was made with another configuration.
         """
-        try:
-            saved = msgspec.convert(state, CheckerState, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise _damaged(error) from error
         checker = cls(health, train, checkpoint)
-        checker._load(saved)
-        return checker
-
-    def _load(self, saved: CheckerState) -> None:
-        if saved.version != STATE_VERSION or saved.config != self.config_hash:
-            raise DataError("the saved state belongs to another version or configuration", remedy=_START_ANEW)
         try:
-            self._panel.load(saved.panel)
-            self._integrity.load(saved.integrity)
-        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-            raise _damaged(error) from error
-        self._live, self._history, self._replaced = saved.live, saved.history, saved.replaced
-        self._panel.snapshots, self._panel.repeated.taken = saved.snapshots, saved.taken
+            saved = msgspec.msgpack.decode(packed, type=CheckerState)
+            if saved.config != checker.config_hash:
+                raise DataError("the saved state belongs to another version or configuration", remedy=_START_ANEW)
+            checker._panel.load(saved.panel)
+            checker._integrity.load(saved.integrity)
+        except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the saved state of the health check is damaged: {error}", remedy=_START_ANEW) from error
+        checker._live, checker._history, checker._replaced = saved.live, saved.history, saved.replaced
+        checker._panel.snapshots, checker._panel.repeated.taken = saved.snapshots, saved.taken
+        return checker
 
     def _see_step(self, record: StepLine) -> None:
         step = record.step
@@ -337,13 +300,9 @@ class HealthChecker:
         }
 
 
-def _damaged(error: Exception) -> DataError:
-    return DataError(f"the saved state of the health check is damaged: {error}", remedy=_START_ANEW)
-
-
 def config_hash(health: HealthConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> str:
-    """Identity of what a run is judged by."""
-    return section_hash(health, train, checkpoint)
+    """Identity of what a run is judged by: the thresholds, and the version of what is remembered."""
+    return f"{STATE_VERSION}-{section_hash(health, train, checkpoint)}"
 
 
 def iso_time(now_s: float) -> str:

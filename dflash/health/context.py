@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dflash.health.baseline import Level, median_of_sorted
-from dflash.health.lines import EventLine, MicroBatchLine, StepLine
+from dflash.health.lines import LARGEST, EventLine, MicroBatchLine, StepLine
 from dflash.records import LrOverlay
 
 RECENT_STEPS = 512  # longest span whose batches a critical finding can name
@@ -142,7 +142,7 @@ class RunContext(msgspec.Struct):
         if event.event in ("start", "resume", "finish"):
             self.finished = event.event == "finish"
         total = event.details.get("total_steps")
-        if isinstance(total, int) and total > 0:
+        if isinstance(total, int) and 0 < total <= LARGEST:
             self.total_steps = total
         if "overlay" in event.details:
             self.overlay = _overlay_of(event.details["overlay"])

@@ -190,10 +190,12 @@ class History(msgspec.Struct):
     def _see_probe(self, event: EventLine) -> None:
         length, ends = event.details["acceptance_length"], event.details.get("acceptance_ci")
         low, high = ends if isinstance(ends, list) and len(ends) == 2 else (length, length)
-        if all(isinstance(value, int | float) for value in (length, low, high)):
-            others = [probe for probe in self.probes if probe.step != event.step]
-            probes = sorted([*others, Probe(event.step, length, low, high)], key=lambda probe: probe.step)
-            self.probes = probes if len(probes) <= MAX_POINTS else probes[:-2:2] + probes[-2:]
+        try:
+            probe = msgspec.convert((event.step, length, low, high), Probe)
+        except msgspec.ValidationError:
+            return  # no figures, like any other unknown detail
+        probes = sorted([*[each for each in self.probes if each.step != probe.step], probe], key=lambda each: each.step)
+        self.probes = probes if len(probes) <= MAX_POINTS else probes[:-2:2] + probes[-2:]
 
     def rewind(self, step: int) -> None:
         """Forget everything from `step` on."""

@@ -21,7 +21,10 @@ import msgspec
 from dflash.errors import SchemaVersionError
 from dflash.records.log import LOG_SCHEMA_VERSION
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# The saved state holds integers of 64 bits: a line with a larger one is as unreadable as any other damaged line.
+LARGEST = 2**63 - 1
+Whole = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 # Fields that the trainer itself writes as null when they are not finite.
 _NULLABLE = frozenset({"ce", "grad_norm", "clip_coef", "ce_sum"})
@@ -32,16 +35,16 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
 class MicroBatchLine(msgspec.Struct, frozen=True, gc=False):
-    """One micro-batch of a step: its cross-entropy summed over `n_tokens` supervised slots."""
+    """One micro-batch of a step: its cross-entropy summed over `n_tokens` supervised slots; a row may be no sample, see `Seen`."""
 
-    batch_id: int
-    bucket: int
+    batch_id: Whole
+    bucket: Whole
     ce_sum: float | None
-    correct: tuple[int, ...]
-    epoch: int
+    correct: tuple[Whole, ...]
+    epoch: Whole
     n_tokens: Count
     rows: tuple[int, ...]
-    valid: tuple[int, ...]
+    valid: tuple[Whole, ...]
 
 
 class StepLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="step"):
@@ -51,20 +54,20 @@ class StepLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="ste
     accuracy: float
     ce: float | None
     clip_coef: float | None
-    feature_depth: int
+    feature_depth: Whole
     grad_norm: float | None
     lr: float
     micro_batches: tuple[MicroBatchLine, ...]
     mono_time_s: float
     nonfinite: tuple[str, ...]
-    plan_position: int
-    ready_depth: int
+    plan_position: Whole
+    ready_depth: Whole
     schema_version: Literal[1]
     segment: Count
     skipped: bool
     step: Count
     step_time_s: float
-    target_depths: tuple[int, ...]
+    target_depths: tuple[Whole, ...]
     tokens_per_s: float
     wall_time_s: float
 
@@ -72,12 +75,12 @@ class StepLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="ste
 class EventLine(msgspec.Struct, frozen=True, tag_field="kind", tag="event"):
     """Something that happened at a step, as in `dflash.records.EventRecord`."""
 
+    details: dict[str, Any]
+    event: str
+    schema_version: Literal[1]
     segment: Count
     step: Count
     wall_time_s: float
-    event: str
-    details: dict[str, Any]
-    schema_version: Literal[1]
 
 
 class TornLine(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ before it as there is one, with all findings that rest on records before s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -138,7 +138,8 @@ class Panel:
     def see_stretch(self, records: Sequence[StepLine]) -> None:
         """Judge consecutive live step records, at least one, without an event between them.
 
-        As many at once as nothing that one detector says of a record can change what another one says of a later one.
+        As many at once as leave the order of judgement as it is record by record: where what one detector says of a record
+        can change what another says of a later one, they are cut there.
         """
         context, gradient, loss, following = self.context, self.gradient, self.loss, self._following
         self.loss_points, self.gradient_points = [], []
@@ -203,7 +204,7 @@ class Panel:
             taken += self.snapshots.pop().taken
         if self.snapshots:
             newest = self.snapshots[-1]
-            self.load(msgspec.msgpack.decode(newest.state, type=PanelState, strict=False))
+            self.load(msgspec.msgpack.decode(newest.state, type=PanelState))
             self.repeated.give_back([*taken, *newest.taken])
             newest.taken = []
         else:
@@ -213,27 +214,12 @@ class Panel:
                 detector.findings = found[detector.name]
                 detector.findings.keep_before(step)
 
-    def state(self) -> PanelState:
-        """Everything but the snapshots."""
-        context: dict[str, Any] = msgspec.to_builtins(self.context, str_keys=True)
-        return PanelState(context, states_of(self.detectors))
-
     def parts(self) -> dict[str, Any]:
-        """What the state is made of, still shared with the panel: to be encoded at once."""
+        """Everything but the snapshots, still shared with the panel: to be encoded at once."""
         return {"context": self.context, "detectors": {detector.name: detector.parts() for detector in self.detectors}}
 
     def load(self, state: PanelState) -> None:
         """Go to a state."""
-        self.context = msgspec.convert(state.context, RunContext, str_keys=True)
-        load_states(self.detectors, state.detectors)
-
-
-def states_of(detectors: Sequence[Detector]) -> dict[str, dict[str, Any]]:
-    """States of several detectors by name."""
-    return {detector.name: detector.state() for detector in detectors}
-
-
-def load_states(detectors: Sequence[Detector], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Load states made by `states_of`."""
-    for detector in detectors:
-        detector.load(states[detector.name])
+        self.context = msgspec.convert(state.context, RunContext)
+        for detector in self.detectors:
+            detector.load(state.detectors[detector.name])

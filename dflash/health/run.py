@@ -129,9 +129,12 @@ def _unchanged(paths: RunPaths, config: Config, *, now_s: float, ended: bool) ->
 
 
 def checker_of(paths: RunPaths, config: Config) -> HealthChecker:
-    """The checker as the last check of a run left it; a fresh one if there was none."""
+    """The checker as the last check of a run left it; where that left nothing usable, one that has read the log anew."""
     checker = _restored(_load_state(paths.health_dir / "state.json"), config)
-    return HealthChecker(config.health, config.train, config.checkpoint) if checker is None else checker
+    if checker is None:
+        checker = HealthChecker(config.health, config.train, config.checkpoint)
+        _feed_new(checker, paths.log, start_cursor())
+    return checker
 
 
 def _feed_new(checker: HealthChecker, log: Path, cursor: LogCursor) -> LogCursor:

@@ -1,7 +1,7 @@
 """What a detector is: a rule in words, a memory in plain values, and findings that it may add to or amend.
 
-Invariant: a detector is a pure function of the live records and events fed to it; `state()` is everything it knows,
-as JSON-able values that share nothing with the detector, so a state is also a snapshot to go back to.
+Invariant: a detector is a pure function of the live records and events fed to it; `parts()` is everything it knows,
+so what they encode to is also a snapshot to go back to.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Detector(ABC):
     def on_stretch(self, records: Sequence[StepLine], context: RunContext, /) -> int:  # noqa: ARG002 - not every detector looks at steps
         """Judge the first of several consecutive live step records, and return how many; the others are for `on_step`.
 
-        `context` has seen them all and knows what events have said before them.
+        `context` has seen them all and knows what events have said before them. One that `follows` judges them all.
         """
         return len(records)
 
@@ -146,24 +146,19 @@ class Detector(ABC):
             note=self.note(),
         )
 
-    def state(self) -> dict[str, Any]:
-        """Everything this detector knows, as plain values."""
-        state: dict[str, Any] = msgspec.to_builtins(self.parts(), str_keys=True, enc_hook=plain)
-        return state
-
     def parts(self) -> dict[str, Any]:
-        """What the state is made of, still shared with the detector: to be encoded at once."""
+        """Everything this detector knows, still shared with the detector: to be encoded at once."""
         return {"checked": self.checked, "findings": self.findings, "memory": self._memory}
 
     def light_parts(self) -> dict[str, Any]:
-        """What a snapshot of the state is made of."""
+        """What a snapshot is made of."""
         return self.parts()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go (back) to a state."""
         self.checked = int(state["checked"])
-        self.findings = msgspec.convert(state["findings"], Findings, str_keys=True)
-        self._memory = msgspec.convert(state["memory"], type(self._memory), str_keys=True, dec_hook=_of_plain)
+        self.findings = msgspec.convert(state["findings"], Findings)
+        self._memory = msgspec.convert(state["memory"], type(self._memory), dec_hook=_of_plain)
 
     def _finding(
         self, severity: Severity, message: str, *, steps: tuple[int, int, int], bucket: int | None = None,

@@ -23,6 +23,7 @@ from dflash.health.baseline import Baseline, Level
 from dflash.health.context import GRAD_LEAD_STEPS, Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
 from dflash.health.lines import StepLine
+from dflash.health.seen import MAX_SAMPLE
 from dflash.health.tail import FROM_Z, Tail
 from dflash.health.trend import binomial_tail
 
@@ -294,7 +295,7 @@ class LossSpike(Detector):
             grad_z_before=None if led is None else round(led, 2),
             steps_since_save=None if begun is None else record.step - begun,
             epoch=batch.epoch,
-            rows=list(batch.rows[:_MAX_ROWS]),
+            rows=[row for row in batch.rows[:_MAX_ROWS] if 0 <= row < MAX_SAMPLE],
         )
         uneasy_since = record.step if memory.uneasy_since is None else memory.uneasy_since
         onset = context.led_from(uneasy_since, self._spike.loss_z_with_grad, step=record.step)

@@ -17,7 +17,7 @@ from dflash.config import WatchConfig
 from dflash.health.baseline import median_of_sorted
 from dflash.health.context import Judged, RunContext
 from dflash.health.detectors.base import Detector, Memory
-from dflash.health.lines import EventLine, StepLine
+from dflash.health.lines import Count, EventLine, StepLine
 
 _REFRESH_STEPS = 64
 _OWN_Z = 4.0
@@ -158,10 +158,13 @@ class ShareDrift(Detector):
 
     def on_event(self, event: EventLine) -> None:
         """A run may declare its shares (`bucket_shares`: bucket to share)."""
-        shares = event.details.get("bucket_shares")
-        if isinstance(shares, dict) and all(isinstance(share, int | float) for share in shares.values()):
-            self._memory.reference = {int(bucket): float(share) for bucket, share in shares.items() if str(bucket).isdigit()}
-            self._memory.declared = True
+        if "bucket_shares" not in event.details:
+            return
+        try:
+            self._memory.reference = msgspec.convert(event.details["bucket_shares"], dict[Count, float], str_keys=True)
+        except msgspec.ValidationError:
+            return  # no shares of buckets: it declares nothing
+        self._memory.declared = True
 
     def on_stretch(self, records: Sequence[StepLine], _context: RunContext, /) -> int:
         """Judge consecutive records."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from dflash.config import HealthConfig
 from dflash.errors import DataError
 from dflash.health import HealthChecker
+from dflash.health import check as check_module
 from dflash.health.detectors.base import Findings
 from dflash.health.lines import LogItem, LogReplaced, TornLine
 from dflash.records import HealthReport, from_json, to_dict, to_json
@@ -39,6 +42,11 @@ def items_with_damage() -> list[LogItem]:
 ITEMS = items_with_damage()
 
 
+def state_of(checker: HealthChecker) -> dict[str, Any]:
+    state: dict[str, Any] = msgspec.msgpack.decode(checker.packed())
+    return state
+
+
 def report_of(checker: HealthChecker) -> HealthReport:
     return checker.report(run="run", now_s=2e9, ended=True, remedy=remedy)
 
@@ -59,8 +67,8 @@ def test_chunks_and_restored_states_change_nothing(cuts: set[int]) -> None:
     for cut in [*sorted(cuts), len(ITEMS)]:
         checker.feed(ITEMS[done:cut])
         done = cut
-        state = json.loads(json.dumps(checker.state(), allow_nan=False))
-        checker = HealthChecker.from_state(state, HEALTH, TRAIN, CHECKPOINT)
+        json.dumps(state_of(checker), allow_nan=False, default=bytes.hex)
+        checker = HealthChecker.of_packed(checker.packed(), HEALTH, TRAIN, CHECKPOINT)
     assert report_of(checker) == EXPECTED
 
 
@@ -155,7 +163,7 @@ def test_memory_stays_bounded() -> None:
     for cycle in range(14):
         by = 300 * cycle
         checker.feed(items_of([replace(r, step=r.step + by, mono_time_s=r.mono_time_s + by) for r in steps]))
-        sizes.append(len(json.dumps(checker.state())))
+        sizes.append(len(checker.packed()))
     assert max(sizes[7:]) < 1.1 * sizes[6]
     assert all(len(curve.points) <= 301 for curve in checker.history.loss.values())
 
@@ -180,18 +188,29 @@ def test_the_report_survives_json() -> None:
     assert to_dict(EXPECTED)["verdict"] == "unhealthy"
 
 
-@pytest.mark.parametrize("damage", ["version", "config", "live", "panel"])
-def test_a_state_that_does_not_fit_is_refused(damage: str) -> None:
+@pytest.mark.parametrize("part", ["config", "live", "panel", "snapshots"])
+def test_a_state_that_does_not_fit_is_refused(part: str) -> None:
     checker = new_checker()
     checker.feed(ITEMS[:50])
-    state = checker.state() | {damage: 99 if damage == "version" else "damaged"}
-    with pytest.raises(DataError, match="state"):
-        HealthChecker.from_state(state, HEALTH, TRAIN, CHECKPOINT)
+    packed = msgspec.msgpack.encode(state_of(checker) | {part: "damaged"})
+    with pytest.raises(DataError, match="another version" if part == "config" else "is damaged"):
+        HealthChecker.of_packed(packed, HEALTH, TRAIN, CHECKPOINT)
 
 
-def test_a_state_made_with_other_thresholds_is_refused() -> None:
+def test_a_detector_whose_memory_does_not_fit_is_refused() -> None:
+    state = state_of(new_checker())
+    state["panel"]["detectors"]["loss spike"]["memory"]["open"] = "damaged"
+    with pytest.raises(DataError, match="is damaged"):
+        HealthChecker.of_packed(msgspec.msgpack.encode(state), HEALTH, TRAIN, CHECKPOINT)
+
+
+def test_a_state_made_with_other_thresholds_or_by_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = new_checker().packed()
     with pytest.raises(DataError, match="another version or configuration"):
-        HealthChecker.from_state(new_checker().state(), HealthConfig(bucket_run=9), TRAIN, CHECKPOINT)
+        HealthChecker.of_packed(packed, HealthConfig(bucket_run=9), TRAIN, CHECKPOINT)
+    monkeypatch.setattr(check_module, "STATE_VERSION", check_module.STATE_VERSION + 1)
+    with pytest.raises(DataError, match="another version or configuration"):
+        HealthChecker.of_packed(packed, HEALTH, TRAIN, CHECKPOINT)
 
 
 @pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x80", new_checker().packed()[:-1]])

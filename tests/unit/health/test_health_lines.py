@@ -82,6 +82,8 @@ def test_a_nonfinite_token_inside_a_micro_batch_is_named() -> None:
         step_line(step="four"),
         step_line(ce=None, step=None),
         b'{"a":' * 5000,
+        step_line(plan_position=2**63),
+        step_line().replace(b'"batch_id": 4', b'"batch_id": 9999999999999999999999'),
     ],
 )
 def test_a_line_that_cannot_be_read_is_reported_with_its_place(broken: bytes) -> None:

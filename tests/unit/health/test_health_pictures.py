@@ -104,7 +104,8 @@ def probe_event(step: int, length: float, *, segment: int = 0) -> Record:
 def test_probes_are_kept_by_step_drawn_and_told() -> None:
     failed = replace(event("acceptance_probe", step=50), details={"outcome": "failed", "reason": "no memory"})
     checker = new_checker()
-    checker.feed(items_of([*RECORDS[:150], probe_event(100, 2.0), failed, probe_event(60, 1.5), probe_event(100, 2.5)]))
+    absurd = replace(event("acceptance_probe", step=70), details={"acceptance_length": 10**400})
+    checker.feed(items_of([*RECORDS[:150], probe_event(100, 2.0), failed, absurd, probe_event(60, 1.5), probe_event(100, 2.5)]))
     assert [(probe.step, probe.length) for probe in checker.history.probes] == [(60, 1.5), (100, 2.5)]
     report = checker.report(run="r", now_s=0.0, ended=True, remedy=remedy)
     assert report.stats["last_probe"] == {"step": 100, "length": 2.5, "low": 2.3, "high": 2.8}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -120,7 +121,7 @@ def test_a_new_process_starts_with_an_empty_queue() -> None:
 def test_the_history_is_bounded_and_covers_the_whole_run() -> None:
     detector = QueueDecline(HEALTH)
     feed(detector, [step_line(step, ready_depth=300, plan_position=step) for step in range(6000)])
-    track = detector.state()["memory"]["tracks"]["ready"]
+    track = msgspec.to_builtins(detector.parts()["memory"])["tracks"]["ready"]
     assert len(track["blocks"]) < HEALTH.queue_window
     assert track["blocks"][0][1] == 0
     assert track["blocks"][-1][2] > 5800

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dflash.errors import DataError, SchemaVersionError
-from dflash.health import check_run
+from dflash.health import check as check_module
+from dflash.health import check_run, checker_of
 from dflash.health import run as run_module
 from dflash.health.detectors.schedule import scheduled_lr
 from dflash.health.reader import TAIL_BYTES, LogCursor, ReadResult, read_new
@@ -140,6 +141,42 @@ def test_a_damaged_state_costs_a_full_reading_and_nothing_else(paths: RunPaths, 
     (paths.health_dir / "last.json").unlink()
     assert check(paths) == expected
     assert json.loads((paths.health_dir / "state.json").read_text())["cursor"]["offset"] == paths.log.stat().st_size
+
+
+def test_a_finished_run_that_an_earlier_version_has_checked_is_read_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_log(paths.log, RUN)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(check_module, "STATE_VERSION", check_module.STATE_VERSION - 1)
+        expected = check(paths)
+    before = (paths.health_dir / "state.json").read_text()
+    assert check(paths) == expected
+    assert (paths.health_dir / "state.json").read_text() != before
+
+
+@pytest.mark.parametrize("content", [None, "damaged", '{"checker":{}}'])
+def test_the_curves_are_there_whatever_has_become_of_the_state(paths: RunPaths, content: str | None) -> None:
+    write_log(paths.log, RUN)
+    check(paths)
+    expected = checker_of(paths, CONFIG).history
+    (paths.health_dir / "state.json").unlink()
+    if content is not None:
+        (paths.health_dir / "state.json").write_text(content)
+    check(paths)  # finds nothing new, and so leaves the state as it is
+    assert checker_of(paths, CONFIG).history == expected
+    assert sorted(expected.loss) == [1, 2]
+
+
+def test_numbers_beyond_64_bits_are_no_crash(paths: RunPaths) -> None:
+    log = log_lines(RUN)
+    paths.log.write_bytes(
+        log.replace(b'"total_steps":400', b'"total_steps":1' + b"0" * 30, 1)
+        .replace(b'"rows":[1600,', b'"rows":[1' + b"0" * 30 + b",", 1)
+        .replace(b'"batch_id":300,', b'"batch_id":1' + b"0" * 30 + b",", 1)
+    )
+    assert paths.log.read_bytes().count(b"0" * 30) == 3
+    report = check(paths)
+    assert report.records == STEPS - 1
+    assert [f.first_step for f in report.findings if "unreadable" in f.message] == [299]
 
 
 def test_other_thresholds_judge_the_whole_log_again(paths: RunPaths) -> None:

@@ -151,6 +151,12 @@ class TestShares:
         assert {f.bucket for f in detector.reported()} == {0, 1}
         assert all("planned" in f.message for f in detector.reported())
 
+    @pytest.mark.parametrize("shares", [3, {"0": "half"}, {"\u00b2": 0.5}, {"9" * 30: 0.5}, {"0": 10**400}])
+    def test_shares_that_are_none_declare_nothing(self, shares: object) -> None:
+        detector = ShareDrift(WATCH)
+        feed(detector, [event_line("config", 0, bucket_shares=shares)])
+        assert not detector.parts()["memory"].declared
+
 
 class TestSpeed:
     @pytest.mark.parametrize(("speed", "severities"), [(0.92, []), (0.7, ["warn"]), (0.4, ["critical", "warn"])])
