@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from dflash.errors import StorageError
+from dflash.storage import alone
 
 RESULT_FILE = "result.json"
 VERIFICATIONS_FILE = "verifications.parquet"
@@ -22,23 +20,13 @@ REPORT_FILE = "report.html"
 LOCK_FILE = ".lock"
 
 
-@contextmanager
-def writing_alone(eval_dir: Path) -> Iterator[None]:
+def writing_alone(eval_dir: Path) -> AbstractContextManager[None]:
     """Be the only one who writes evaluations of a run while the block runs: files of two would not belong together.
 
     Raises:
         StorageError: the folder cannot be written.
     """
-    try:
-        eval_dir.mkdir(parents=True, exist_ok=True)
-        lock = (eval_dir / LOCK_FILE).open("ab")
-    except OSError as error:
-        raise StorageError(
-            f"{eval_dir} cannot be written: {error.strerror}", remedy="make it a folder that can be, on a disk with room"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return alone(eval_dir / LOCK_FILE)
 
 
 def newest_evaluation(eval_dir: Path, label: str) -> Path | None:

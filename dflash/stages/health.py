@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import time
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from dflash.health import PICTURES_FOLDER, Remedy, check_run, critical_training_
 from dflash.records import ControlRequest, Damage, HealthReport, RollbackPlan, RunPaths, from_json
 from dflash.rollback import Situation, decide
 from dflash.stages.run import Run, reopen_run
+from dflash.storage import alone
 from dflash.train.requests import ask
 from dflash.train.runs import run_is_live
 
@@ -34,11 +34,9 @@ def health_stage(run_dir: str | Path, *, act: bool, ended: bool | None) -> Healt
     """
     run = reopen_run(run_dir)
     paths = run.paths
-    paths.health_dir.mkdir(parents=True, exist_ok=True)
     live = run_is_live(paths)
     finished = not live if ended is None else ended
-    with (paths.health_dir / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second at most; two checks at once would interleave their state
+    with alone(paths.health_dir / "lock"):  # a second at most; two checks at once would interleave their state
         report = check_run(paths, run.config, now_s=time.time(), ended=finished, remedy=_remedy(run, alive=live))
         if act and live and report.decision is not None:
             _request(paths, report, report.decision)

@@ -8,12 +8,10 @@ because two figures of different prompts say nothing about each other. Only anot
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from dflash.stages.champion import OTHER_TARGET, rule
 from dflash.stages.probe_folder import FolderProbe
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
-from dflash.storage import sha256_file
+from dflash.storage import alone, sha256_file
 from dflash.tracking import Registry, Version, load_state, store_uri
 from dflash.tracking.names import TAG_DRAFTER
 
@@ -50,7 +48,7 @@ def register_drafter(run: Run, folder: Path, checkpoint: Path, *, tags: Mapping[
     registry = open_registry(run)
     probe = FolderProbe(run)
     evidence = _evidence(run, folder, checkpoint, probe)
-    with _alone(run.paths.root.parent / LOCK_FILE):
+    with alone(run.paths.root.parent / LOCK_FILE):  # one challenge at a time among the runs of a folder
         version = registry.find(evidence.drafter_sha256)
         created = version is None
         if version is None:
@@ -186,8 +184,8 @@ def _identity_tags(evidence: RegisteredEvidence) -> dict[str, str]:
 
 def _ruling_tags(evidence: RegisteredEvidence, ruling: Ruling, champion: Version | None, version: Version) -> dict[str, str]:
     """What was measured, and what came of the challenge; a champion that is registered again keeps what made it one."""
-    low, high = evidence.figures.acceptance_ci
-    measured = {"acceptance_length": f"{evidence.figures.acceptance_length:.4f}", "acceptance_ci": f"{low:.4f} to {high:.4f}"}
+    length, ends = evidence.figures.acceptance_length, evidence.figures.acceptance_ci
+    measured = {"acceptance_length": f"{length:.4f}", "acceptance_ci": "" if ends is None else "{:.4f} to {:.4f}".format(*ends)}
     if champion is not None and champion.number == version.number:
         return measured
     gain = "" if ruling.gain is None else f"{ruling.gain[0]:+.4f} to {ruling.gain[1]:+.4f}"
@@ -197,11 +195,3 @@ def _ruling_tags(evidence: RegisteredEvidence, ruling: Ruling, champion: Version
         "champion_gain": gain,
         "champion_before": "" if champion is None else champion.number,
     }
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One challenge at a time among the runs of a folder; `_challenge` sees what others move."""
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

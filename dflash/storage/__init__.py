@@ -1,6 +1,7 @@
 """The one door to files and `s3://` objects: durable, atomic, verified."""
 
 from dflash.storage.local import (
+    alone,
     append_line,
     atomic_write_bytes,
     atomic_write_text,
@@ -20,6 +21,7 @@ __all__ = [
     "RemoteFile",
     "S3Store",
     "Store",
+    "alone",
     "append_line",
     "atomic_write_bytes",
     "atomic_write_text",

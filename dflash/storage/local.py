@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -47,6 +48,25 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 def atomic_write_text(path: Path, text: str) -> None:
     """Replace `path` by UTF-8 `text` atomically and durably; see `atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Wait until nobody else is in such a block with the same lock file (made if absent); it is free again however a process ends.
+
+    Raises:
+        StorageError: the file cannot be opened or locked.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(lock.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError(
+                f"{lock} cannot be locked: {error.strerror}", remedy="make its folder writable, on a disk with room and file locks"
+            ) from error
+        yield
 
 
 def append_line(path: Path, text: str) -> None:
