@@ -127,7 +127,7 @@ def _speed(evaluation: Evaluation, prompts: Sequence[int]) -> float:
 def _paired(ours: Evaluation, other: Evaluation, prompts: Sequence[int], settings: EvaluateConfig) -> tuple[float, list[float]]:
     over = Resamples(len(prompts), evaluate=settings)
     one, two = (over.speed([each.contests[prompt].speculative[each.position] for prompt in prompts]) for each in (ours, other))
-    return one.pooled / two.pooled, list(over.interval(one.resampled / two.resampled) or ())
+    return (one / two).pooled, list(over.interval(one / two) or ())
 
 
 if __name__ == "__main__":

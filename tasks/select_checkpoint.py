@@ -44,10 +44,11 @@ def select_checkpoint(run_dir: str, *, register: bool) -> SelectStage:
 
 def _row(record: ProbeRecord, *, best: int | None) -> dict[str, object]:
     figures = record.figures
+    ends = None if figures is None else figures.acceptance_ci
     return {
         "step": record.step,
         "outcome": record.outcome,
         "acceptance length": None if figures is None else round(figures.acceptance_length, 3),
-        "interval": record.reason if figures is None else "{:.3f} to {:.3f}".format(*figures.acceptance_ci),
+        "interval": record.reason if ends is None else "{:.3f} to {:.3f}".format(*ends),
         "best": "best" if record.step == best and figures is not None else "",
     }

@@ -48,9 +48,9 @@ def _probe(arguments: argparse.Namespace) -> int:
 def _text(record: ProbeRecord) -> str:
     if record.figures is None:
         return f"step-{record.step}: {record.outcome}: {record.reason}"
-    low, high = record.figures.acceptance_ci
     figures = record.figures
+    ends = "" if figures.acceptance_ci is None else " [{:.3f}, {:.3f}]".format(*figures.acceptance_ci)
     return (
-        f"step-{record.step}: acceptance length {figures.acceptance_length:.3f} [{low:.3f}, {high:.3f}], "
+        f"step-{record.step}: acceptance length {figures.acceptance_length:.3f}{ends}, "
         f"{sum(figures.verifications)} verifications in {figures.decode_s:.1f} s"
     )

@@ -108,7 +108,7 @@ def _verdict(reference: RunView, other: RunView, contest: Sequence[Difference]) 
     )
     figures = (
         f"acceptance length {whole.other:.2f} against {whole.reference:.2f}, difference {whole.difference:+.2f} "
-        f"[{whole.low:+.2f}, {whole.high:+.2f}] at {whole.confidence:.0%} over {prompts}"
+        f"{whole.interval_words} at {whole.confidence:.0%} over {prompts}"
     )
     match whole.word:
         case "no difference":

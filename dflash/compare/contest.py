@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from dflash.evaluate.bootstrap import percentile_interval, resample_counts, resampled_ratios, widened
+from dflash.evaluate.bootstrap import interval_over, resample_counts, resampled_ratios
 
 Word = Literal["better", "worse", "no difference"]
 
@@ -39,7 +39,7 @@ class Difference:
     Attributes:
         kind: kind of prompts, or `all`.
         reference, other: pooled acceptance lengths on the prompts that were used.
-        difference: other - reference; `low`, `high`: its interval at `confidence`.
+        difference: other - reference; `low`, `high`: its interval at `confidence`, None where one prompt tells nothing.
         prompts: used; `paired`: the same ones of both runs.
         chance: two-sided bootstrap tail: how often a resample falls on the other side of no difference.
     """
@@ -48,17 +48,22 @@ class Difference:
     reference: float
     other: float
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     confidence: float
     prompts: int
     paired: bool
     chance: float
 
     @property
+    def interval_words(self) -> str:
+        """Its ends in brackets."""
+        return "[no interval]" if self.low is None or self.high is None else f"[{self.low:+.2f}, {self.high:+.2f}]"
+
+    @property
     def word(self) -> Word:
         """Better or worse only if the whole interval lies on one side of zero."""
-        if self.prompts < MIN_PAIRS or not self.low * self.high > 0:
+        if self.low is None or self.high is None or self.prompts < MIN_PAIRS or not self.low * self.high > 0:
             return "no difference"
         return "better" if self.low > 0 else "worse"
 
@@ -96,7 +101,8 @@ def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore
     first = resample_counts(len(reference), samples=SAMPLES, seed=seed)
     second = first if paired else resample_counts(len(other), samples=SAMPLES, seed=seed + 1)
     moved = _ratios(other, second) - _ratios(reference, first)
-    low, high = percentile_interval(moved, confidence=widened(confidence, prompts=min(len(reference), len(other))))
+    prompts = min(len(reference), len(other))
+    low, high = interval_over(moved, prompts=prompts, confidence=confidence) or (None, None)
     a, b = pooled(reference), pooled(other)
     return Difference(
         kind=kind,
@@ -106,7 +112,7 @@ def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore
         low=low,
         high=high,
         confidence=confidence,
-        prompts=min(len(reference), len(other)),
+        prompts=prompts,
         paired=paired,
         chance=min(1.0, 2.0 * min(float((moved <= 0).mean()), float((moved >= 0).mean()))),
     )
@@ -130,10 +136,8 @@ def pooled(scores: Sequence[PromptScore]) -> float:
 
 def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float] | None:
     """Bootstrap interval of the pooled acceptance length of one run; None for one prompt, which says nothing about others."""
-    if len(scores) < 2:
-        return None
     ratios = _ratios(scores, resample_counts(len(scores), samples=SAMPLES, seed=seed))
-    return percentile_interval(ratios, confidence=widened(confidence, prompts=len(scores)))
+    return interval_over(ratios, prompts=len(scores), confidence=confidence)
 
 
 def by_kind(scores: Sequence[PromptScore]) -> Mapping[str, list[PromptScore]]:

@@ -93,7 +93,7 @@ def _acceptance(comparison: Comparison) -> Iterable[str]:
 def _change(difference: Difference | None) -> str:
     if difference is None:
         return "-"
-    figures = f"{difference.difference:+.2f} <small>[{difference.low:+.2f}, {difference.high:+.2f}]</small>"
+    figures = f"{difference.difference:+.2f} <small>{difference.interval_words}</small>"
     return f'{figures} <span style="color:{_COLOUR[difference.word]}">{difference.word}</span>'
 
 

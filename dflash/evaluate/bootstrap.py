@@ -100,9 +100,15 @@ def student_quantile(chance: float, *, degrees: int) -> float:
     return float(sum(term / float(degrees) ** power for power, term in enumerate(terms)))
 
 
+def interval_over(values: npt.ArrayLike, *, prompts: int, confidence: float) -> tuple[float, float] | None:
+    """Interval of resampled values that `prompts` prompts have a part in; None for one, which says nothing about others."""
+    low, high = percentile_interval(values, confidence=widened(confidence, prompts=prompts))
+    return (low, high) if prompts > 1 and math.isfinite(low) else None
+
+
 def ratio_interval(
     numerators: npt.ArrayLike, denominators: npt.ArrayLike, *, counts: IntArray, confidence: float
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
     """Bootstrap interval of the pooled ratio; one numerator and one denominator a prompt (see `resample_counts`)."""
-    level = widened(confidence, prompts=int(np.count_nonzero(np.asarray(denominators))))
-    return percentile_interval(resampled_ratios(numerators, denominators, counts=counts), confidence=level)
+    prompts = int(np.count_nonzero(np.asarray(denominators)))
+    return interval_over(resampled_ratios(numerators, denominators, counts=counts), prompts=prompts, confidence=confidence)

@@ -122,7 +122,7 @@ def acceptance_metrics(
         acceptance_length_untruncated=float((table.accepted + 1).sum() / total),
         accepted_length=float(accepted.sum() / total),
         acceptance_length_macro=float((per_prompt[decoded] / passes[decoded]).mean()),
-        acceptance_ci=ratio_interval(per_prompt, passes, counts=counts, confidence=confidence) if decoded.sum() > 1 else None,
+        acceptance_ci=ratio_interval(per_prompt, passes, counts=counts, confidence=confidence),
         survival_per_position=survival_rates(table, positions=positions),
         conditional_per_position=by_position.conditional,
         drafted_per_position=by_position.drafted,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash.config import EvaluateConfig
-from dflash.evaluate.bootstrap import FloatArray, IntArray, percentile_interval, resample_counts, resampled_ratios, widened
+from dflash.evaluate.bootstrap import FloatArray, IntArray, interval_over, resample_counts, resampled_ratios
 from dflash.evaluate.decode import PlainTrace, SpeculativeTrace
 from dflash.evaluate.run import Evaluation
 
@@ -23,10 +23,17 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A ratio pooled over the prompts, and that of every resample [R]."""
+    """A ratio pooled over the prompts, that of every resample [R], and how many prompts have a part in it."""
 
     pooled: float
     resampled: FloatArray
+    prompts: int
+
+    def __truediv__(self, other: Share) -> Share:
+        return Share(self.pooled / other.pooled, self.resampled / other.resampled, min(self.prompts, other.prompts))
+
+    def __sub__(self, other: Share) -> Share:
+        return Share(self.pooled - other.pooled, self.resampled - other.resampled, min(self.prompts, other.prompts))
 
 
 class Resamples:
@@ -56,16 +63,14 @@ class Resamples:
 
     def plain_acceptance(self) -> Share:
         """One token a forward, whatever the prompts."""
-        return Share(1.0, np.ones(len(self._counts)))
+        return Share(1.0, np.ones(len(self._counts)), self._count)
 
-    def interval(self, values: FloatArray) -> Interval:
-        """Central interval of resampled values [R]; None for a single prompt, or where nothing is finite."""
-        if self._count < 2:
-            return None
-        low, high = percentile_interval(values, confidence=widened(self._confidence, prompts=self._count))
-        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+    def interval(self, share: Share) -> Interval:
+        """Its central interval; None where a single prompt has a part in it, or nothing is finite."""
+        return interval_over(share.resampled, prompts=share.prompts, confidence=self._confidence)
 
     def _share(self, numerators: FloatArray | IntArray, denominators: FloatArray | IntArray) -> Share:
         bottom = float(denominators.sum())
         pooled = float(numerators.sum()) / bottom if bottom else math.nan
-        return Share(pooled, resampled_ratios(numerators, denominators, counts=self._counts))
+        prompts = int(np.count_nonzero(denominators))
+        return Share(pooled, resampled_ratios(numerators, denominators, counts=self._counts), prompts)

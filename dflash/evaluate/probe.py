@@ -17,7 +17,7 @@ import numpy as np
 
 from dflash.config import Config, EvaluateConfig, ProbeConfig
 from dflash.errors import EvaluationError, TargetError
-from dflash.evaluate.bootstrap import percentile_interval, ratio_interval, resample_counts, resampled_ratios, widened
+from dflash.evaluate.bootstrap import interval_over, ratio_interval, resample_counts, resampled_ratios
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace, speculative_decode_batch
 from dflash.evaluate.metrics import survival_rates, verification_table
 from dflash.evaluate.prompts import EvalPrompt
@@ -74,8 +74,11 @@ def probe_drafter(
     )
 
 
-def paired_gain(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfig) -> tuple[float, float]:
+def paired_gain(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfig) -> tuple[float, float] | None:
     """Interval of the difference of two acceptance lengths on the same prompts, by bootstrap over the prompts.
+
+    Returns:
+        Lower and upper end; None if fewer than two prompts were verified by both.
 
     Raises:
         EvaluationError: not the same number of prompts.
@@ -87,12 +90,14 @@ def paired_gain(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfi
         )
     counts = resample_counts(len(new.counted), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
     lengths = [resampled_ratios(each.counted, each.verifications, counts=counts) for each in (new, old)]
-    return percentile_interval(np.subtract(*lengths), confidence=widened(evaluate.confidence, prompts=len(new.counted)))
+    both = int(np.count_nonzero(np.multiply(new.verifications, old.verifications)))
+    return interval_over(np.subtract(*lengths), prompts=both, confidence=evaluate.confidence)
 
 
 def shown_better(new: ProbeFigures, old: ProbeFigures, *, evaluate: EvaluateConfig) -> bool:
-    """Whether the whole interval of the difference lies above zero; never for one prompt, whose interval has no width."""
-    return len(new.counted) > 1 and paired_gain(new, old, evaluate=evaluate)[0] > 0
+    """Whether the whole interval of the difference lies above zero; never where there is none."""
+    gain = paired_gain(new, old, evaluate=evaluate)
+    return gain is not None and gain[0] > 0
 
 
 def probe_identity(config: Config, prompts: Sequence[EvalPrompt]) -> str:

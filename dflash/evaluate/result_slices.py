@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -79,5 +78,5 @@ def _times(contests: Sequence[Contest], candidate: int, counts: IntArray, confid
         "plain_tokens_per_s": timing.plain_tokens_per_s,
         "speculative_tokens_per_s": timing.speculative_tokens_per_s,
         "speedup": timing.speedup,
-        "speedup_ci": [None if math.isnan(end) else end for end in timing.speedup_ci or (math.nan, math.nan)],
+        "speedup_ci": list(timing.speedup_ci or (None, None)),
     }

@@ -34,18 +34,19 @@ def rival_table(judged: Evaluation, baselines: Sequence[Evaluation], *, evaluate
     own_tau = over.acceptance(judged)
 
     def row(speed: Share, tau: Share, *, ours: bool, **named: Any) -> RivalRow:
+        speedup, gain, faster = speed / plain, own_tau - tau, own_speed / speed
         return RivalRow(
             prompts=len(contests),
             acceptance_length=tau.pooled,
-            acceptance_ci=over.interval(tau.resampled),
+            acceptance_ci=over.interval(tau),
             tokens_per_s=speed.pooled,
-            tokens_per_s_ci=over.interval(speed.resampled),
-            speedup=speed.pooled / plain.pooled,
-            speedup_ci=over.interval(speed.resampled / plain.resampled),
-            gain=None if ours else own_tau.pooled - tau.pooled,
-            gain_ci=None if ours else over.interval(own_tau.resampled - tau.resampled),
-            faster=None if ours else own_speed.pooled / speed.pooled,
-            faster_ci=None if ours else over.interval(own_speed.resampled / speed.resampled),
+            tokens_per_s_ci=over.interval(speed),
+            speedup=speedup.pooled,
+            speedup_ci=over.interval(speedup),
+            gain=None if ours else gain.pooled,
+            gain_ci=None if ours else over.interval(gain),
+            faster=None if ours else faster.pooled,
+            faster_ci=None if ours else over.interval(faster),
             **named,
         )
 

@@ -126,7 +126,7 @@ def figures_of_answers(accounts: Sequence[Account], *, counts: IntArray, confide
         "accepted": accepted,
         "accepted_length": accepted / int(passes.sum()),
         "acceptance_length_macro": float((counted[decoded] / passes[decoded]).mean()),
-        "acceptance_ci": ratio_interval(counted, passes, counts=counts, confidence=confidence) if decoded.sum() > 1 else None,
+        "acceptance_ci": ratio_interval(counted, passes, counts=counts, confidence=confidence),
     }
 
 

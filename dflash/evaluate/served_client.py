@@ -32,6 +32,7 @@ EngineName = Literal["vllm", "sglang"]
 SECTION = "evaluate.server"
 
 _POLL_S = 0.1
+_NO_SUCH_PAGE = (404, 405)
 _ALONE = (
     "use a server of your own, or start vLLM with --per-request-spec-decode-metrics detailed: then no counter is needed "
     f"({SECTION}.settle_s says how long to wait for counters)"
@@ -220,7 +221,9 @@ class ServedEngine:
             return Known(speculates=True, accounts=True, positions=None, info=info)
         try:
             counters = await self._root.read_text("metrics", parse=read_counters, key="metrics")
-        except RefusedError:
+        except RefusedError as error:
+            if error.status not in _NO_SUCH_PAGE:
+                raise refused(self._root, error) from error
             return Known(speculates=False, accounts=False, positions=None, info=info)
         except NoReplyError as error:
             raise away(self._root, str(error)) from error
@@ -245,7 +248,7 @@ class ServedEngine:
             try:
                 return await self._root.ask(path, body=None, parse=_server_info, key=path)
             except RefusedError as error:
-                if error.status not in (404, 405):
+                if error.status not in _NO_SUCH_PAGE:
                     raise refused(self._root, error) from error
             except NoReplyError as error:
                 raise away(self._root, str(error)) from error

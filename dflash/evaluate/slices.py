@@ -135,7 +135,7 @@ def _slice(
         "verifications": figures.verifications,
         "verification_frac": figures.verifications / len(whole),
         "acceptance_length": figures.acceptance_length,
-        "acceptance_ci": [None if np.isnan(end) else end for end in figures.acceptance_ci or (np.nan, np.nan)],
+        "acceptance_ci": list(figures.acceptance_ci or (None, None)),
         "acceptance_length_macro": figures.acceptance_length_macro,
         "acceptance_length_untruncated": figures.acceptance_length_untruncated,
         "accepted_length": figures.accepted_length,

@@ -41,7 +41,7 @@ def closing_table(summary: RunSummary, *, commands: Sequence[str]) -> str:
         ),
         _line("", "tokens committed per target forward, untrained -> trained"),
         *_position_lines(summary.acceptance_per_position),
-        _line("speed-up", _speedup(summary.speedup)),
+        _line("speed-up", _speedup(summary)),
         _line("lossless", _lossless(summary.lossless)),
         *_setting_lines(summary),
         *(line for warning in summary.warnings for line in _wrapped("WARNING", clean_text(warning))),
@@ -107,7 +107,8 @@ def _lossless(lossless: bool) -> str:
     return "yes, same tokens as plain decoding" if lossless else "NO, see eval/ for the prompts that differ"
 
 
-def _speedup(speedup: float | None) -> str:
-    if speedup is None or not math.isfinite(speedup):
+def _speedup(summary: RunSummary) -> str:
+    if summary.speedup is None or not math.isfinite(summary.speedup):
         return "n/a"
-    return f"{speedup:.2f}x over plain greedy decoding, prefill left out"
+    how = f"sampling at {summary.temperature:g}" if summary.temperature else "greedy decoding"
+    return f"{summary.speedup:.2f}x over plain {how}, prefill left out"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.evaluate.bootstrap import FloatArray, IntArray, percentile_interval, resampled_ratios, widened
+from dflash.evaluate.bootstrap import FloatArray, IntArray, interval_over, resampled_ratios
 from dflash.evaluate.decode import PlainTrace, SpeculativeTrace
 
 
@@ -72,13 +72,12 @@ def measure_timing(
     timed = (plain_tokens > 0) & (fast_tokens > 0)
     slow, fast = plain_s.sum() / plain_tokens.sum(), fast_s.sum() / fast_tokens.sum()
     resampled = resampled_ratios(plain_s, plain_tokens, counts=counts) / resampled_ratios(fast_s, fast_tokens, counts=counts)
-    level = widened(confidence, prompts=int(timed.sum()))
     own = (plain_s[timed] / plain_tokens[timed]) / (fast_s[timed] / fast_tokens[timed])
     return Timing(
         plain_s_per_token=float(slow),
         speculative_s_per_token=float(fast),
         speedup=float(slow / fast),
-        speedup_ci=percentile_interval(resampled, confidence=level) if timed.sum() > 1 else None,
+        speedup_ci=interval_over(resampled, prompts=int(timed.sum()), confidence=confidence),
         speedup_median=float(np.median(own)) if own.size else float(slow / fast),
         target_frac=sum(trace.target_s for trace in speculative) / float(fast_s.sum()),
         drafter_frac=sum(trace.drafter_s for trace in speculative) / float(fast_s.sum()),

@@ -17,13 +17,14 @@ class ProbeFigures:
     Attributes:
         counted: tokens of each prompt's answer that verifications committed; verifications: target forwards that took, both by
             prompt, so that two probes of the same prompts can be compared in pairs.
-        acceptance_length: pooled, `sum(counted) / sum(verifications)`; acceptance_ci: bootstrap interval over prompts.
+        acceptance_length: pooled, `sum(counted) / sum(verifications)`; acceptance_ci: bootstrap interval over prompts, None where
+            one prompt tells nothing.
         survival_per_position: share of verifications whose first k drafts reached the answer, k = 1..K-1.
         decode_s: wall time of the decoding.
     """
 
     acceptance_length: float
-    acceptance_ci: tuple[float, float]
+    acceptance_ci: tuple[float, float] | None
     counted: tuple[int, ...]
     verifications: tuple[int, ...]
     survival_per_position: tuple[float, ...]

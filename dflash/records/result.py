@@ -142,4 +142,5 @@ class RunSummary:
     baselines: RivalTable | None = None
     best_setting: SweepCell | None = None
     confidence: float = 0.95
+    temperature: float = 0.0
     schema_version: int = RESULT_SCHEMA_VERSION

@@ -35,7 +35,10 @@ def rule(
     prompts = len(challenger.figures.counted)
     if prompts < min_prompts:
         return Ruling(False, f"not compared: {prompts} prompts, fewer than {min_prompts}", None)
-    low, high = paired_gain(challenger.figures, champion.figures, evaluate=evaluate)
+    gain = paired_gain(challenger.figures, champion.figures, evaluate=evaluate)
+    if gain is None:
+        return Ruling(False, f"not compared: of {prompts} prompts both verified fewer than two", None)
+    low, high = gain
     where = (
         f"{_lengths(challenger, champion)}, difference {low:+.3f} to {high:+.3f} at {evaluate.confidence:.0%} on {prompts} prompts"
     )

@@ -26,7 +26,7 @@ from dflash.evaluate.write import write_evaluation
 from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
 from dflash.records import DataManifest, EvaluationResult, RunPaths, from_json
-from dflash.stages.rivals import with_baselines, write_rivals
+from dflash.stages.rivals import check_names, with_baselines, write_rivals
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
 from dflash.tracking import evaluation_metrics
@@ -49,9 +49,10 @@ def open_bench(run: Run) -> EvaluationBench:
     """Load the run's target and its held-out prompts.
 
     Raises:
-        EvaluationError: a prompt was trained on, or template flags differ from the data set's.
+        EvaluationError: a prompt was trained on, template flags differ from the data set's, or a baseline is none.
     """
     config = run.config
+    check_names(config.evaluate.baselines)
     torch.set_num_threads(config.cluster.torch_threads)
     pointer = read_data_pointer(run.paths)
     data = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes")

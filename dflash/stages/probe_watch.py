@@ -138,14 +138,14 @@ class ProbeWatch:
             figures = record.figures
             details |= {
                 "acceptance_length": figures.acceptance_length,
-                "acceptance_ci": list(figures.acceptance_ci),
+                "acceptance_ci": figures.acceptance_ci and list(figures.acceptance_ci),
                 "survival_per_position": list(figures.survival_per_position),
                 "prompts": len(figures.counted),
                 "verifications": sum(figures.verifications),
                 "decode_s": figures.decode_s,
             }
-            low, high = figures.acceptance_ci
-            logger.info("acceptance length of step-%d: %.3f [%.3f, %.3f]", record.step, figures.acceptance_length, low, high)
+            ends = "" if figures.acceptance_ci is None else " [{:.3f}, {:.3f}]".format(*figures.acceptance_ci)
+            logger.info("acceptance length of step-%d: %.3f%s", record.step, figures.acceptance_length, ends)
         event = EventRecord(
             segment=newest_segment(self._run.paths),
             step=record.step,

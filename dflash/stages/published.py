@@ -51,7 +51,8 @@ def measure_published(run: Run, folder: Path, *, progress: Callable[[str, int, i
     info = target_at(run.config.target.location)
     published = import_drafter(folder, tables=tables_of(info, stored_in(folder)))
     check_same_target(published, info)
-    config = run.config.model_copy(update={"drafter": published.description.config})
+    alone = run.config.evaluate.model_copy(update={"baselines": ()})
+    config = run.config.model_copy(update={"drafter": published.description.config, "evaluate": alone})
     bench = open_bench(dataclasses.replace(run, config=config))
     head = bench.target.head_weight
     candidate = drafter_candidate(

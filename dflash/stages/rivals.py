@@ -25,6 +25,8 @@ from dflash.stages.run import Run
 from dflash.storage import atomic_write_text
 
 LOOKUP, UNTRAINED = "prompt_lookup", "untrained"
+_CHECKPOINT, _RUN, _PUBLISHED = "manifest.json", "config.yaml", "config.json"
+"""The file by which each kind of folder with a drafter is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,7 @@ def with_baselines(run: Run, target: Target, judged: Candidate, *, names: Sequen
         EvaluationError: a name that is neither a known baseline nor a folder with a drafter, or one that is named twice.
         RunStateError, CheckpointError, DrafterError: a drafter of another target, or a damaged one.
     """
-    if len(set(names)) < len(names):
-        raise EvaluationError(f"evaluate.baselines names one twice: {', '.join(names)}", remedy="name each baseline once")
+    check_names(names)
     rivals = {name: _loaded(run, target, name) for name in names if name != LOOKUP}
     wide = target_tapping(target, (layer for rival in rivals.values() for layer in rival.drafter.config.target_layer_ids))
     own = reading_own_taps(judged.proposer, own=target.target_layer_ids, target=wide) if judged.proposer.needs_features else None
@@ -69,6 +70,22 @@ def with_baselines(run: Run, target: Target, judged: Candidate, *, names: Sequen
     if twice is not None:
         raise EvaluationError(f"two drafters would be called {twice!r}", remedy="give one of their folders another name")
     return wide, candidates
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse, before anything is loaded, what can be no baseline.
+
+    Raises:
+        EvaluationError: a name that is neither a known baseline nor a folder with a drafter, or one that is named twice.
+    """
+    if len(set(names)) < len(names):
+        raise EvaluationError(f"evaluate.baselines names one twice: {', '.join(names)}", remedy="name each baseline once")
+    for name in names:
+        if name not in (LOOKUP, UNTRAINED) and not any((Path(name) / file).is_file() for file in (_CHECKPOINT, _RUN, _PUBLISHED)):
+            raise EvaluationError(
+                f"evaluate.baselines: {name!r} is neither {LOOKUP} nor {UNTRAINED}, nor a folder with a drafter",
+                remedy="give a published drafter, a checkpoint (RUN/checkpoints/step-N) or a run's folder",
+            )
 
 
 def write_rivals(table: RivalTable | None, folder: Path) -> list[Path]:
@@ -110,17 +127,12 @@ def _loaded(run: Run, target: Target, name: str) -> _Rival:
     if name == UNTRAINED:
         return _of_checkpoint(target, run.paths.checkpoint(0), label=UNTRAINED)
     folder = Path(name)
-    if (folder / "manifest.json").is_file():
+    if (folder / _CHECKPOINT).is_file():
         return _of_checkpoint(target, folder, label=_label(folder.resolve().parents[1].name, folder.resolve().name))
-    if (folder / "config.yaml").is_file():
+    if (folder / _RUN).is_file():
         newest = newest_checkpoint(RunPaths(folder))
         return _of_checkpoint(target, newest, label=_label(folder.resolve().name, newest.name))
-    if (folder / "config.json").is_file():
-        return _published(target, folder)
-    raise EvaluationError(
-        f"evaluate.baselines: {name!r} is neither {LOOKUP} nor {UNTRAINED}, nor a folder with a drafter",
-        remedy="give a published drafter, a checkpoint (RUN/checkpoints/step-N) or a run's folder",
-    )
+    return _published(target, folder)
 
 
 def _of_checkpoint(target: Target, folder: Path, *, label: str) -> _Rival:

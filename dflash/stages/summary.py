@@ -127,6 +127,7 @@ def _gather(paths: RunPaths, step: int, *, health_verdict: str, mlflow_run_id: s
         warnings=(*stale, *trained.warnings),
         baselines=load_rivals(paths),
         confidence=trained.confidence,
+        temperature=trained.temperature,
         best_setting=None if sweep is None or sweep.step != step else sweep.best,
     )
 

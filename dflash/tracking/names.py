@@ -89,12 +89,10 @@ def probe_metrics(details: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of an `acceptance_probe` event's details, under `probe/`; none of a probe without figures."""
     if "acceptance_length" not in details:
         return {}
-    low, high = details["acceptance_ci"]
-    return {
-        PROBE_ACCEPTANCE: float(details["acceptance_length"]),
-        "probe/acceptance_ci_low": float(low),
-        "probe/acceptance_ci_high": float(high),
-    }
+    metrics = {PROBE_ACCEPTANCE: float(details["acceptance_length"])}
+    if details["acceptance_ci"] is not None:
+        metrics["probe/acceptance_ci_low"], metrics["probe/acceptance_ci_high"] = map(float, details["acceptance_ci"])
+    return metrics
 
 
 SET_METRICS = ("acceptance_length", "acceptance_length_macro", "speedup", "speculative_tokens_per_s")

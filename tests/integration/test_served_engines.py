@@ -344,6 +344,14 @@ class TestWhatIsRefused:
         with serving(bench, accounts="none", page="<html><body>login</body></html>") as server:
             refusal(bench, server, ServerError, "not a page of Prometheus metrics: '<html>")
 
+    def test_a_page_of_metrics_that_is_kept_back_is_not_one_that_is_missing(self, bench: Bench) -> None:
+        pages = {403: (TargetError, "HTTP 403"), 404: (EvaluationError, "tells of no speculative decoding")}
+        for status, (error, words) in pages.items():
+            with serving(bench, accounts="none") as server:
+                kept_back = Fault("status", status, b"no")
+                server.behaviour.fault = lambda *_, server=server, page=kept_back: setattr(server.behaviour, "models_fault", page)
+                refusal(bench, server, error, words)
+
     def test_a_web_page_as_an_error_is_told_in_its_own_words(self, bench: Bench) -> None:
         page = Fault("status", 403, b"<html><head><title>403 Forbidden</title></head>\n<body>nginx</body></html>")
         with serving(bench, behaviour={"fault": lambda number, body: page if number >= PROBES else None}) as server:

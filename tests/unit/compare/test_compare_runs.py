@@ -120,6 +120,9 @@ def test_one_prompt_of_a_kind_has_no_interval_and_one_without_a_verification_no_
     assert cells["single"] == ((3.0, None, None), (3.5, None, None)) and cells["silent"] == (None, None)
     assert all(low < length < high for length, low, high in cells["all"])
     assert {each.kind for each in found.comparison.contests[0]} == {"all", "lists", "sums", "single"}
+    single = next(each for each in found.comparison.contests[0] if each.kind == "single")
+    assert (single.difference, single.low, single.high, single.word) == (0.5, None, None, "no difference")
+    assert "+0.50 <small>[no interval]</small>" in found.page.read_text()
     line = next(line for line in found.text.splitlines() if line.split()[:1] == ["single"])
     assert line.split() == ["single", "3.00", "3.50"] and "3.00 <small>" not in found.page.read_text()
     json.loads(found.data.read_text(), parse_constant=pytest.fail)

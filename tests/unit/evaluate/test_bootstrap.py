@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dflash.evaluate.bootstrap import (
+    interval_over,
     percentile_interval,
     ratio_interval,
     resample_counts,
@@ -38,12 +39,19 @@ def test_a_resample_without_any_verification_is_left_out() -> None:
     assert all(np.isnan(end) for end in percentile_interval([float("nan")], confidence=0.9))
 
 
+def test_one_prompt_with_something_to_say_has_no_interval_however_many_are_silent() -> None:
+    counts = resample_counts(3, samples=100, seed=0)
+    assert ratio_interval([0, 6, 0], [0, 2, 0], counts=counts, confidence=0.95) is None
+    assert ratio_interval([4, 6, 0], [2, 2, 0], counts=counts, confidence=0.95) == (2.0, 3.0)
+    assert interval_over([float("nan")], prompts=9, confidence=0.95) is None
+
+
 def test_equal_prompts_leave_no_doubt_and_a_higher_confidence_is_wider() -> None:
     counts = resample_counts(5, samples=200, seed=0)
     assert ratio_interval([6] * 5, [2] * 5, counts=counts, confidence=0.95) == (3.0, 3.0)
     narrow = ratio_interval([2, 5, 9, 4, 4], [2, 2, 2, 2, 2], counts=counts, confidence=0.5)
     wide = ratio_interval([2, 5, 9, 4, 4], [2, 2, 2, 2, 2], counts=counts, confidence=0.99)
-    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+    assert wide and narrow and wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
 ANSWER_TOKENS, DRAFTS = 64, 7

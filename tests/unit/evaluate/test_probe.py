@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,13 @@ def test_batches_change_nothing(family: str) -> None:
     assert (alone.counted, alone.verifications) == (together.counted, together.verifications)
 
 
+def test_a_probe_of_one_prompt_has_a_length_and_no_interval(target: Target) -> None:
+    found = probe_drafter(
+        target, drafter_of(target).proposer, questions()[:1], probe=PROBE, evaluate=EVALUATE, stop_ids=()
+    )  # fmt: skip
+    assert found.acceptance_length >= 1 and found.acceptance_ci is None
+
+
 def test_answers_of_one_token_are_an_error_and_not_a_length(target: Target) -> None:
     with pytest.raises(EvaluationError, match="nothing was verified"):
         measure(target, tokens=1)
@@ -88,6 +97,9 @@ def test_one_prompt_shows_nobody_to_be_better() -> None:
     old, new = figures(np.array([1.5, 1.5])), figures(np.array([3.0, 2.9]))
     assert shown_better(new, old, evaluate=EVALUATE) and not shown_better(old, new, evaluate=EVALUATE)
     assert not shown_better(figures(np.array([3.0])), figures(np.array([1.5])), evaluate=EVALUATE)
+    # A prompt whose answer ended with its first token says nothing either.
+    old, new = (replace(each, counted=(each.counted[0], 0), verifications=(20, 0)) for each in (old, new))
+    assert paired_gain(new, old, evaluate=EVALUATE) is None and not shown_better(new, old, evaluate=EVALUATE)
 
 
 def test_chance_moves_the_best_as_rarely_as_the_level_says() -> None:

@@ -184,11 +184,18 @@ def test_a_ratio_is_formed_inside_each_resample() -> None:
     """Two contestants whose times are proportional prompt by prompt: their ratio is certain, their speeds are not."""
     over, (one, other) = paired(*(contest(1.0, seconds, 2 * seconds) for seconds in (1.0, 3.0, 9.0, 27.0)))
     assert one.pooled == pytest.approx(40 / 40)
-    low, high = over.interval(one.resampled)
+    low, high = over.interval(one)
     assert high > 2 * low
-    assert over.interval(one.resampled / other.resampled) == pytest.approx((2.0, 2.0))
+    assert over.interval(one / other) == pytest.approx((2.0, 2.0))
+
+
+def test_one_prompt_that_was_decoded_has_no_interval_beside_one_that_ended_at_once() -> None:
+    silent = SpeculativeTrace((1,), (), 0.0, 0.0, target_s=0.0, drafter_s=0.0)
+    ended = Contest(questions()[0], PlainTrace((1,), 0.0, 0.0), (silent, silent))
+    over, (one, other) = paired(contest(1.0, 1.0, 2.0), ended)
+    assert one.pooled == pytest.approx(10.0) and over.interval(one) is over.interval(one / other) is None
 
 
 def test_one_prompt_has_no_interval() -> None:
     over, (one, _) = paired(contest(1.0, 1.0, 2.0))
-    assert one.pooled == pytest.approx(10.0) and over.interval(one.resampled) is None
+    assert one.pooled == pytest.approx(10.0) and over.interval(one) is None

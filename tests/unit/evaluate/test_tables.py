@@ -52,6 +52,11 @@ def test_no_name_or_path_can_move_the_cursor_or_forge_a_line() -> None:
     assert len(text.splitlines()) == len(closing_table(summary(reused=("x",)), commands=["y"]).splitlines())
 
 
+def test_what_was_sampled_is_not_called_greedy() -> None:
+    assert "1.66x over plain greedy decoding, prefill left out" in closing_table(summary(), commands=())
+    assert "1.66x over plain sampling at 0.7, prefill left out" in closing_table(summary(temperature=0.7), commands=())
+
+
 def test_the_interval_is_named_by_its_own_level_and_one_prompt_has_none() -> None:
     assert "(95 % interval 3.01 to 3.44)" in closing_table(summary(), commands=())
     assert "(99.5 % interval 3.01 to 3.44)" in closing_table(summary(confidence=0.995), commands=())

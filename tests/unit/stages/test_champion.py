@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,15 @@ def test_a_higher_mean_alone_does_not_move_it() -> None:
     moves, reason = ruled(challenger, champion)
     assert not moves
     assert reason.startswith("no difference shown: ")
+
+
+def test_one_verified_prompt_of_many_moves_nothing() -> None:
+    lengths = np.where(np.arange(16) == 3, 1.5, 0.0)
+    silent = evidence(lengths), evidence(2 * lengths, drafter="old")
+    one, other = (
+        replace(each, figures=replace(each.figures, verifications=tuple(map(int, np.where(lengths, 20, 0))))) for each in silent
+    )
+    assert ruled(other, one) == (False, "not compared: of 16 prompts both verified fewer than two")
 
 
 def test_a_worse_one_is_called_worse() -> None:

@@ -22,6 +22,7 @@ from dflash.stages.evaluate import open_bench
 from dflash.stages.probe import BACKLOG, _Prober, probe_stage
 from dflash.stages.probe_watch import ProbeWatch, _Child
 from dflash.stages.run import Run, reopen_run
+from dflash.tracking.names import probe_metrics
 from dflash.train.probes import due_steps
 from tests.support.probe_run import build_probe_run, save_drafter
 
@@ -232,6 +233,20 @@ def test_a_process_that_cannot_begin_because_somebody_else_probes_is_not_given_u
         watch_of(run, child).tick()
     assert outcome_pairs(run) == []
     assert not child.is_hopeless, "it begins again"
+
+
+def test_a_probe_of_one_prompt_is_taken_in_without_an_interval(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    save_drafter(run, 20)
+    record = measured(20, counted=25, identity="p")
+    assert record.figures is not None
+    with hold_probes(run.paths) as writer:
+        writer.append(replace(record, figures=replace(record.figures, acceptance_ci=None)))
+    with caplog.at_level("INFO"):
+        watch_of(run, QuietChild()).tick()
+    assert "acceptance length of step-20: 2.500" in caplog.messages
+    (event,) = events(run)
+    assert event["details"]["acceptance_ci"] is None
+    assert probe_metrics(event["details"]) == {"probe/acceptance_length": 2.5}
 
 
 def test_trouble_is_logged_once_and_never_raised(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -196,6 +196,12 @@ def test_what_is_no_baseline_is_named(
         with_baselines(run, bench.target, judged, names=names)
 
 
+def test_what_is_no_baseline_is_refused_before_the_target_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash.stages.evaluate.load_data", lambda *_arguments, **_more: pytest.fail("the data set is opened"))
+    with pytest.raises(EvaluationError, match="'nothing-here' is neither"):
+        open_bench(reopen_run(run.paths.root, overrides=['evaluate.baselines=["untrained", "nothing-here"]']))
+
+
 def test_two_baselines_of_one_name_are_refused(run: Run, bench: EvaluationBench, published: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(published, tmp_path / published.name))
     judged = lookup_candidate(bench.target, block_size=4)
