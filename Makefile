@@ -39,13 +39,14 @@ test: $(STAMP) ## the test-suite
 	tests/run $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-unit: $(STAMP) ## the part of it that is over soon: nothing but units (tests/support/components.py)
-	tests/run $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not component' tests/unit tests/test_architecture.py
+	tests/run $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not component' --durations=5 \
+	  tests/unit tests/test_architecture.py
 
 # Thousands of random histories and schedules, sixty kills, whole drills: before a release. Interrupted, it goes on where it was.
 test-full: $(STAMP) ## every test at full length (at most two hours on two cores; stores benchmarks/results/test_full.json)
 	$(BIN)/python -m benchmarks.test_full
 
-coverage: $(STAMP) ## which share of dflash/ the tests run (stores benchmarks/results/coverage.json)
+coverage: $(STAMP) ## which share of dflash/ the tests run (stores benchmarks/results/coverage_of_tests.json)
 	$(BIN)/python -m benchmarks.coverage_of_tests
 
 lint: $(STAMP) ## ruff: rules and format

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.report import ROOT, benchmark_parser, publish
 
-NAME = "coverage"
+NAME = "coverage_of_tests"
 QUICK_TESTS = ("tests/unit/rollback",)
 LEAST_FRAC = 0.9
 LEAST_COVERED = 12

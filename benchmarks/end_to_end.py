@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.end_to_end_setup import LARGE, Setup, Size, write_large
+from benchmarks.end_to_end_setup import LARGE, Setup, Size, training_loop, write_large
 from benchmarks.report import ROOT, benchmark_parser, publish
-from benchmarks.system_process import ABSENT, PEERS_PYTHON, SystemProcess
+from benchmarks.system_process import ABSENT, PEERS_PYTHON
 from dflash.config import load_config
 from dflash.evaluate.probe import paired_gain
 
@@ -53,7 +53,7 @@ def _demo(folder: Path, systems: Sequence[str], size: Size) -> dict[str, Any]:
     tokens = setup.write_work(folder / "demo.safetensors", size, seed=0, weights_seed=0)
     setup.write_work(folder / "again.safetensors", size, seed=1, weights_seed=0)
     turns = _train(systems, folder / "demo.safetensors", steps=size.steps, stretch=STRETCH_STEPS)
-    with _loop("ours", folder / "again.safetensors") as loop:
+    with training_loop("ours", folder / "again.safetensors") as loop:
         again: list[float] = loop.ask(f"steps 0 {size.steps}")["losses"]
         loop.ask(f"save {folder / 'again-ours.safetensors'}")
     figures = _speed(turns, tokens, stretch=STRETCH_STEPS) | _losses(turns)
@@ -69,7 +69,7 @@ def _large(folder: Path, systems: Sequence[str], size: Size) -> dict[str, Any]:
 
 def _train(systems: Sequence[str], work: Path, *, steps: int, stretch: int) -> Turns:
     """Every stretch of every system, in turn; leaves `<system>.safetensors` beside the work."""
-    loops = {system: _loop(system, work) for system in systems}
+    loops = {system: training_loop(system, work) for system in systems}
     turns: Turns = {system: [] for system in systems}
     try:
         for first in range(0, steps, stretch):
@@ -81,10 +81,6 @@ def _train(systems: Sequence[str], work: Path, *, steps: int, stretch: int) -> T
         for loop in loops.values():
             loop.__exit__(None, None, None)
     return turns
-
-
-def _loop(system: str, work: Path) -> SystemProcess:
-    return SystemProcess("benchmarks.end_to_end_worker", system, ["--work", str(work)], environment={})
 
 
 def _speed(turns: Turns, tokens: list[int], *, stretch: int) -> dict[str, Any]:
@@ -135,7 +131,7 @@ def _acceptance(setup: Setup, folder: Path, systems: Sequence[str], size: Size) 
     for label, key in {"SpecForge": "acceptance_gain_over_SpecForge_ci", "ours_again": "acceptance_noise_ci"}.items():
         if label in found:
             gain = paired_gain(found["ours"], found[label], evaluate=setup.config.evaluate)
-            figures[key] = [round(end, 3) for end in gain]
+            figures[key] = [round(end, 3) for end in gain or ()]
     return figures | {"heldout_prompts": len(prompts)}
 
 

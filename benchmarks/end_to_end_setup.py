@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.end_to_end_worker import setting_text
 from benchmarks.step_setting import GAMMA, LR, MASK_ID, SETTINGS, Setting, draw_anchors, make_inputs
+from benchmarks.system_process import SystemProcess
 from dflash.config import AnchorConfig, Config, DrafterConfig, ProbeConfig
 from dflash.data.conversations import synthetic_conversations
 from dflash.data.render import ChatRenderer
@@ -42,6 +43,11 @@ class Size:
     steps: int
     heldout: int
     large_steps: int
+
+
+def training_loop(system: str, work: Path) -> SystemProcess:
+    """A system that trains on work written here when it is asked, in a process of its own."""
+    return SystemProcess("benchmarks.end_to_end_worker", system, ["--work", str(work)], environment={})
 
 
 def write_large(path: Path, steps: int) -> list[int]:

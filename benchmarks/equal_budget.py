@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.end_to_end_setup import Setup, Size
+from benchmarks.end_to_end_setup import Setup, Size, training_loop
 from benchmarks.report import ROOT, benchmark_parser, publish
-from benchmarks.system_process import ABSENT, PEERS_PYTHON, SystemProcess
+from benchmarks.system_process import ABSENT, PEERS_PYTHON
 from dflash.config import EvaluateConfig, load_config
 from dflash.evaluate.bootstrap import percentile_interval, resample_counts, resampled_ratios, widened
 from dflash.records import ProbeFigures
@@ -68,7 +68,7 @@ def _train(setup: Setup, folder: Path, size: Size, *, seed: int) -> dict[str, fl
     """Train the three drafters of a seed; leaves `peer`, `steps` and `time.safetensors`; returns CPU seconds and steps."""
     work, more = folder / "work.safetensors", folder / "more.safetensors"
     setup.write_work(work, size, seed=seed, weights_seed=seed)
-    with _loop("ours", work) as ours, _loop(PEER, work) as peer:
+    with training_loop("ours", work) as ours, training_loop(PEER, work) as peer:
         spent: dict[str, list[float]] = {"steps": [], "peer": []}
         for first in range(0, size.steps, STRETCH_STEPS):
             for name, loop in (("steps", ours), ("peer", peer)):
@@ -79,15 +79,11 @@ def _train(setup: Setup, folder: Path, size: Size, *, seed: int) -> dict[str, fl
     fits = statistics.median(theirs / own for own, theirs in zip(spent["steps"][1:], spent["peer"][1:], strict=True))
     longer = replace(size, steps=round(MARGIN * fits * size.steps))
     setup.write_work(more, longer, seed=seed, weights_seed=seed)
-    with _loop("ours", more) as ours:
+    with training_loop("ours", more) as ours:
         used_s = ours.ask(f"steps 0 {longer.steps}")["cpu_s"]
         ours.ask(f"save {folder / 'time.safetensors'}")
     costs = {"peer_cpu_s": sum(spent["peer"]), "steps_cpu_s": sum(spent["steps"]), "time_cpu_s": used_s, "time_steps": longer.steps}
     return {name: round(value, 2) for name, value in costs.items()}
-
-
-def _loop(system: str, work: Path) -> SystemProcess:
-    return SystemProcess("benchmarks.end_to_end_worker", system, ["--work", str(work)], environment={})
 
 
 def _figures(

@@ -44,7 +44,7 @@ CODE = (
     "pyproject.toml",
 )
 SHARED = ("tests/support", "tests/fixtures", "tests/**/conftest.py")
-PAGES = ("docs", "*.md", "LICENSE", "Makefile", ".ci", "benchmarks/results")
+PAGES = ("docs", "*.md", "LICENSE", "Makefile", ".ci", "tests/run", "benchmarks/results")
 """What tests of the project itself read beside the code; integration tests read none of it."""
 COUNTS = ("tests", "failures", "errors", "skipped")
 

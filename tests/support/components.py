@@ -1,6 +1,7 @@
 """Test files beside the unit tests that take whole parts together: their tests are marked `component`.
 
-`make test-unit` leaves them out, so that it ends while one waits; `make test` runs everything.
+`make test-unit` leaves them out, so that it ends while one waits; `make test` runs everything. No test asserts times, so nothing
+refuses a slow newcomer that is not named here, but `make test-unit` ends with its five slowest tests.
 """
 
 from __future__ import annotations

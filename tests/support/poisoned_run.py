@@ -10,21 +10,14 @@ import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash.config import Config, parse_config
-from dflash.data.buckets import bucket_of
-from dflash.data.columns import TokenizedSample
 from dflash.data.plan import load_plan, prepare_plan
 from dflash.data.reader import SampleStore
-from dflash.model.target import read_target_info
 from dflash.records import RunPaths
-from dflash.storage import open_store
 from dflash.train.runs import prepare_run
-from tests.support.data_sets import write_samples
-from tests.support.tiny_run import MASK_TOKEN_ID, TINY_CONFIG, VOCAB_SIZE
+from tests.support.tiny_run import TINY_CONFIG, tiny_model, tiny_samples, write_tiny_data_set
 
 POISON = 46
 """Token whose embedding is NaN."""
@@ -64,13 +57,7 @@ def build_poisoned_run(root: Path, *, samples: int, bad: Collection[int], settin
 
 
 def _poisoned_target(directory: Path) -> Path:
-    torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=VOCAB_SIZE, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.2,
-        eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(shape).float()
+    model = tiny_model(seed=0, hidden_size=16, num_hidden_layers=3, tie_word_embeddings=False)
     with torch.no_grad():
         model.get_input_embeddings().weight[POISON] = torch.nan
     model.save_pretrained(directory, safe_serialization=True)
@@ -79,24 +66,8 @@ def _poisoned_target(directory: Path) -> Path:
 
 def _write_data(directory: Path, config: Config, *, samples: int, poisoned_rows: frozenset[int]) -> str:
     """The same samples each time, but for the token that is planted in some rows; returns the fingerprint."""
-    generator = np.random.default_rng(0)
-    edges = config.data.bucket_edges_tokens
-    assert not isinstance(edges, str)
-    buckets: list[list[TokenizedSample]] = [[] for _ in edges]
-    for number in range(samples):
-        length = int(generator.integers(6, edges[-1] + 1))
-        prompt = int(generator.integers(2, length - 3))
-        ids = (np.cumsum(generator.integers(1, 3, length)) % POISON).astype(np.int32)
-        buckets[bucket_of(length, edges)].append(TokenizedSample(f"s{number}", "walk", ids, ((prompt, length),), turns=2))
-    row = 0
-    for bucket in buckets:
-        for sample in bucket:
-            if row in poisoned_rows:
-                sample.input_ids[0] = POISON
-            row += 1
-    write_samples(
-        open_store(directory), buckets, edges=edges, rows_per_shard=64, rows_per_group=8,
-        target_fingerprint=read_target_info(config.target).fingerprint, vocab_size=VOCAB_SIZE, mask_token_id=MASK_TOKEN_ID,
-        on_policy=True,
-    )  # fmt: skip
-    return str(json.loads((directory / "manifest.json").read_text())["fingerprint"])
+    buckets = tiny_samples(config, samples=samples, tokens=POISON, seed=0)
+    rows = [sample for bucket in buckets for sample in bucket]
+    for row in poisoned_rows:
+        rows[row].input_ids[0] = POISON
+    return write_tiny_data_set(directory, config, buckets).fingerprint

@@ -64,8 +64,8 @@ class TinyRun:
     data_dir: Path
 
 
-def tiny_target(directory: Path, *, seed: int = 0, hidden_size: int = 16, num_hidden_layers: int = 3) -> Path:
-    """Save a random Qwen3 causal LM (48 tokens) as a Hugging Face folder; returns the folder."""
+def tiny_model(*, seed: int, hidden_size: int, num_hidden_layers: int, tie_word_embeddings: bool) -> Qwen3ForCausalLM:
+    """A random Qwen3 causal LM of 48 tokens."""
     torch.manual_seed(seed)
     shape = Qwen3Config(
         vocab_size=VOCAB_SIZE,
@@ -76,17 +76,23 @@ def tiny_target(directory: Path, *, seed: int = 0, hidden_size: int = 16, num_hi
         num_key_value_heads=1,
         head_dim=8,
         max_position_embeddings=64,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tie_word_embeddings,
         initializer_range=0.2,
         eos_token_id=0,
         pad_token_id=0,
     )
-    Qwen3ForCausalLM(shape).float().save_pretrained(directory, safe_serialization=True)
+    return Qwen3ForCausalLM(shape).float()
+
+
+def tiny_target(directory: Path, *, seed: int = 0, hidden_size: int = 16, num_hidden_layers: int = 3) -> Path:
+    """Save a random model as a Hugging Face folder; returns the folder."""
+    model = tiny_model(seed=seed, hidden_size=hidden_size, num_hidden_layers=num_hidden_layers, tie_word_embeddings=True)
+    model.save_pretrained(directory, safe_serialization=True)
     return directory
 
 
-def tiny_data_set(directory: Path, config: Config, *, samples: int, seed: int = 0) -> DataManifest:
-    """Write a data set of random samples over all buckets; each is a prompt and a supervised answer."""
+def tiny_samples(config: Config, *, samples: int, tokens: int, seed: int) -> list[list[TokenizedSample]]:
+    """Random samples of ids below `tokens`, by bucket; each is a prompt and a supervised answer."""
     generator = np.random.default_rng(seed)
     edges = config.data.bucket_edges_tokens
     assert not isinstance(edges, str)
@@ -95,9 +101,16 @@ def tiny_data_set(directory: Path, config: Config, *, samples: int, seed: int = 
         length = int(generator.integers(6, edges[-1] + 1))
         prompt = int(generator.integers(1, length - 3))
         # A walk instead of noise, so that there is something to learn.
-        ids = np.cumsum(generator.integers(1, 3, length)) % MASK_TOKEN_ID
+        ids = np.cumsum(generator.integers(1, 3, length)) % tokens
         sample = TokenizedSample(f"s{number}", "walk", ids.astype(np.int32), ((prompt, length),), turns=2)
         buckets[bucket_of(length, edges)].append(sample)
+    return buckets
+
+
+def write_tiny_data_set(directory: Path, config: Config, buckets: Sequence[Sequence[TokenizedSample]]) -> DataManifest:
+    """Write a data set of these samples for the configured target."""
+    edges = config.data.bucket_edges_tokens
+    assert not isinstance(edges, str)
     return write_samples(
         open_store(directory),
         buckets,
@@ -109,6 +122,11 @@ def tiny_data_set(directory: Path, config: Config, *, samples: int, seed: int = 
         mask_token_id=MASK_TOKEN_ID,
         on_policy=True,
     )
+
+
+def tiny_data_set(directory: Path, config: Config, *, samples: int, seed: int = 0) -> DataManifest:
+    """Write a data set of random samples over all buckets."""
+    return write_tiny_data_set(directory, config, tiny_samples(config, samples=samples, tokens=MASK_TOKEN_ID, seed=seed))
 
 
 def build_tiny_run(root: Path, *, samples: int = 24, overrides: Sequence[str] = ()) -> TinyRun:
