@@ -20,7 +20,9 @@ def run(folder: Path, script: str, *, free_kb: int, room_kb: int) -> tuple[int, 
         program.write_text(f"#!/bin/sh\necho {answer}\n", encoding="utf-8")
         program.chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "TMPDIR": str(folder)}
-    done = subprocess.run([RUN, "sh", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    # What runs the tests may ignore SIGINT, as a shell's background jobs do, and would hand that down.
+    command = ["env", "--default-signal=INT", RUN, "sh", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stdout.strip()
 
 
