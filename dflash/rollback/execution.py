@@ -3,19 +3,22 @@
 Invariant: every action is either one durable effect or harmless to repeat, and none depends on anything that the one
 before it left in memory. A supervisor that dies anywhere is replaced by one that asks the same question again.
 
-Order: note the intention, stop the trainer, verify the checkpoint (an older clean one where it does not verify), move
-the abandoned checkpoints aside, note the end with the number of the next segment, acknowledge. Starting the trainer is
-not part of it: after the end the newest checkpoint in place is the one returned to, and the ledger tells its skips.
+Order: note the intention (with the newest checkpoint that has become clean since the decision), stop the trainer, verify
+the checkpoint (an older clean one where it does not verify), move the abandoned checkpoints aside, note the end with the
+number of the next segment, acknowledge. Starting the trainer is not part of it: after the end the newest checkpoint in
+place is the one returned to, and the ledger tells its skips.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dflash.records.checkpoint import CheckpointState, LedgerEntry
 from dflash.records.rollback import LedgerLine, RollbackEntry, RollbackPhase, RollbackPlan, SavedState
 from dflash.rollback.ladder import clean_steps
+from dflash.rollback.skips import part_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,24 @@ def next_action(facts: Facts) -> Action | None:
             return Acknowledge(plan.key, f"superseded: segment {plan.segment} is over, segment {facts.segment} runs")
         if plan.action == "halt":
             return StopTrainer() if facts.trainer_alive else _note("halt", plan, facts, target=None, segment=None)
-        return _note("begin", plan, facts, target=plan.target_step, segment=None)
+        now = _up_to_date(plan, facts)
+        return _note("begin", now, facts, target=now.target_step, segment=None)
     return None
+
+
+def _up_to_date(plan: RollbackPlan, facts: Facts) -> RollbackPlan:
+    """The plan with the newest checkpoint that is clean by now.
+
+    A scheduled check decides from the ledger as it was: a checkpoint whose soak had just ended may have become clean since. Later
+    rungs mean to go further back, and keep their target.
+    """
+    if plan.rung != 1 or plan.target_step is None:
+        return plan
+    newest = max((step for step in clean_steps(facts.ledger, facts.saved) if step <= plan.onset_step), default=0)
+    if newest <= plan.target_step:
+        return plan
+    skip = part_behind(plan.skip, facts.saved[newest].plan_position)
+    return dataclasses.replace(plan, target_step=newest, skip=skip)
 
 
 def _continue(plan: RollbackPlan, facts: Facts) -> Action:

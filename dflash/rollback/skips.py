@@ -29,6 +29,11 @@ def size_of(ranges: Sequence[SkipRange]) -> int:
     return sum(end - first for first, end in ranges)
 
 
+def part_behind(ranges: Iterable[SkipRange], position: int) -> tuple[SkipRange, ...]:
+    """What of the ranges lies at or behind a plan position."""
+    return merged((max(first, position), end) for first, end in ranges)
+
+
 def skips_in_force(ledger: Iterable[LedgerLine]) -> tuple[SkipRange, ...]:
     """Everything that a trainer started now leaves out."""
     return merged(part for line in ledger if isinstance(line, RollbackEntry) and line.phase == "end" for part in line.plan.skip)

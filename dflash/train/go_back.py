@@ -26,10 +26,14 @@ from dflash.rollback import (
     skips_in_force,
 )
 from dflash.train.book import CheckpointBook
+from dflash.train.progress import newest_lines
 from dflash.train.requests import acknowledge, pending_requests
 from dflash.train.run_log import append_event
 
 logger = logging.getLogger(__name__)
+
+RETURN = ("rollback_begin", "rollback_end")
+"""Events of a return, in their order."""
 
 
 class Rollbacks:
@@ -48,20 +52,25 @@ class Rollbacks:
         self._verified: dict[int, str | None] = {}
         self._quiet: tuple[object, ...] | None = None
 
-    def settle(self, *, stop_trainer: Callable[[], None] | None) -> bool:
+    def settle(self, *, stop_trainer: Callable[[], None] | None, learn: Callable[[], None]) -> bool:
         """Do everything that there is to do now.
 
         Args:
             stop_trainer: ends the trainer with everything it started; None while none runs.
+            learn: notes which checkpoints have become clean by now; called before a rollback begins.
 
         Returns:
             Whether the trainer was stopped.
         """
         if self._glance(alive=stop_trainer is not None) == self._quiet:
             return False
-        stopped = False
+        self._complete_log()
+        stopped = learned = False
         while (action := next_action(self._facts(trainer_alive=stop_trainer is not None and not stopped))) is not None:
-            if isinstance(action, StopTrainer) and stop_trainer is not None:
+            if not learned and isinstance(action, NoteRollback) and action.entry.phase == "begin":
+                learn()  # whoever decided knew the ledger as it was then: more may be clean by now
+                learned = True
+            elif isinstance(action, StopTrainer) and stop_trainer is not None:
                 stop_trainer()
                 self._book.reconcile()  # it may have saved once more
                 stopped = True
@@ -133,13 +142,21 @@ class Rollbacks:
             self._log_return(entry)
             logger.warning("back at step %s; segment %s goes on without %s", entry.target_step, entry.next_segment, plan.skip)
 
+    def _complete_log(self) -> None:
+        """Tell of the newest return what a supervisor that died behind its note in the ledger could not tell any more."""
+        last = next((line for line in reversed(self._book.lines) if isinstance(line, RollbackEntry)), None)
+        if last is not None and last.next_segment is not None and last.next_segment > self._newest_segment():
+            self._log_return(last)
+
     def _log_return(self, entry: RollbackEntry) -> None:
-        """Tell the log's readers; the trainer is stopped, so nobody else writes."""
+        """Tell the log's readers, once; the trainer is stopped, so nobody else writes."""
         details = {"key": entry.plan.key, "rung": entry.plan.rung, "target_step": entry.target_step}
-        append_event(self._paths.log, self._event(entry, "rollback_begin", details))
         skipped = [list(part) for part in skips_in_force(self._book.lines)]
         overlay = None if entry.plan.overlay is None else to_dict(entry.plan.overlay)
-        append_event(self._paths.log, self._event(entry, "rollback_end", {**details, "skipped": skipped, "overlay": overlay}))
+        told = {(item["event"], item["details"].get("key")) for item in newest_lines(self._paths) if item.get("event") in RETURN}
+        for name, more in zip(RETURN, ({}, {"skipped": skipped, "overlay": overlay}), strict=True):
+            if (name, entry.plan.key) not in told:
+                append_event(self._paths.log, self._event(entry, name, {**details, **more}))
 
     def _event(self, entry: RollbackEntry, name: str, details: dict[str, object]) -> EventRecord:
         ended = name == "rollback_end"

@@ -215,7 +215,7 @@ class _Supervisor:
             HaltedError: the decision was, or had been, to halt.
         """
         stop = None if process is None else lambda: process.end(on_wait=self._beat)
-        stopped = self._rollbacks.settle(stop_trainer=stop)
+        stopped = self._rollbacks.settle(stop_trainer=stop, learn=self._learn_what_is_clean)
         plan = self._rollbacks.halt()
         if plan is not None:
             raise _halted(self._paths, by="the health check", reason=plan.reason)

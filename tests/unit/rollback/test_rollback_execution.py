@@ -26,6 +26,27 @@ def test_the_intention_is_noted_before_anything_else() -> None:
     assert next_action(FACTS) == NoteRollback(BEGIN)
 
 
+def clean(step: int) -> LedgerEntry:
+    return LedgerEntry(step, 2, "clean", "", "")
+
+
+def test_a_checkpoint_that_became_clean_since_the_decision_is_the_better_target() -> None:
+    saved = {**SAVED, 125: SavedState(2, 131)}
+    newer = replace(FACTS, saved=saved, ledger=[*LEDGER, clean(125)])
+    action = next_action(newer)
+    assert isinstance(action, NoteRollback)
+    assert action.entry.plan == replace(PLAN, target_step=125, skip=((131, 134),)), "what lies before is part of its state"
+    assert action.entry.target_step == 125
+    behind_the_onset = replace(FACTS, ledger=[*LEDGER, clean(150)])
+    assert next_action(behind_the_onset) == NoteRollback(BEGIN)
+    only_waiting = replace(FACTS, saved=saved, ledger=[*LEDGER, LedgerEntry(125, 2, "probation", "", "")])
+    assert next_action(only_waiting) == NoteRollback(BEGIN)
+    further_back = replace(PLAN, rung=2)
+    action = next_action(replace(newer, requests=[further_back]))
+    assert isinstance(action, NoteRollback)
+    assert action.entry.plan == further_back, "a later rung means to go further back"
+
+
 def test_the_whole_way() -> None:
     begun = replace(FACTS, ledger=[*LEDGER, BEGIN])
     assert next_action(begun) == StopTrainer()

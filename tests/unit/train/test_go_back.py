@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from dflash.checkpoint import list_checkpoints, read_ledger
 from dflash.config import CheckpointConfig, RollbackConfig
-from dflash.records import ControlRequest, LrOverlay, RollbackEntry, RollbackPlan, RunPaths, to_json
+from dflash.records import ControlRequest, EventRecord, LrOverlay, RollbackEntry, RollbackPlan, RunPaths, to_json
 from dflash.rollback import overlay_in_force, skips_in_force
 from dflash.rollback.execution import Action
+from dflash.train import go_back as room
 from dflash.train.book import CheckpointBook
 from dflash.train.go_back import Rollbacks
 from dflash.train.requests import pending_requests
@@ -23,6 +25,10 @@ PLAN = RollbackPlan(
     key="segment-0-k", action="rollback", rung=2, segment=0, onset_step=33, alarm_step=38, region_step=33, target_step=20,
     skip=((60, 78),), overlay=LrOverlay(from_step=20, rewarm_from=0.1, rewarm_steps=20, cap=1.0), reason="loss exploded",
 )  # fmt: skip
+
+
+def nothing() -> None:
+    """No checkpoint became clean meanwhile."""
 
 
 class DiedError(Exception):
@@ -85,7 +91,7 @@ def outcome(paths: RunPaths) -> dict[str, Any]:
 def test_the_run_is_back_at_the_clean_checkpoint_and_everything_later_is_kept_aside(paths: RunPaths) -> None:
     stopped: list[str] = []
     rollbacks = rollbacks_of(paths)
-    assert rollbacks.settle(stop_trainer=lambda: stopped.append("now"))
+    assert rollbacks.settle(stop_trainer=lambda: stopped.append("now"), learn=nothing)
     assert stopped == ["now"]
     seen = outcome(paths)
     assert seen["checkpoints"] == [0, 10, 20]
@@ -100,13 +106,34 @@ def test_the_run_is_back_at_the_clean_checkpoint_and_everything_later_is_kept_as
     assert (end["details"]["skipped"], end["details"]["overlay"]["rewarm_steps"]) == ([[60, 78]], 20)
 
 
+def test_what_became_clean_since_the_decision_is_noted_first_and_gone_back_to(paths: RunPaths) -> None:
+    """A scheduled check reads the ledger while the supervisor is about to learn that one more soak is over."""
+    decided = replace(PLAN, rung=1, overlay=None, target_step=10)
+    (paths.requests_dir / f"{PLAN.key}.json").write_text(
+        to_json(ControlRequest(PLAN.key, "rollback", PLAN.reason, "2026-01-01", "test", plan=decided))
+    )
+    book = open_book(paths)
+    rollbacks = Rollbacks(paths, book, newest_segment=lambda: book.last_segment)
+    learned: list[int] = []
+
+    def learn() -> None:
+        learned.append(30)
+        book.note(30, 0, "clean", "its soak is over")
+
+    rollbacks.settle(stop_trainer=None, learn=learn)
+    seen = outcome(paths)
+    assert learned == [30], "once"
+    assert [(phase, target) for phase, _, target, _ in seen["rolled"]] == [("begin", 30), ("end", 30)]
+    assert seen["checkpoints"] == [0, 10, 20, 30]
+
+
 @pytest.mark.parametrize("die_after", range(8))
 def test_a_supervisor_that_dies_in_between_is_continued(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, die_after: int
 ) -> None:
     with pytest.raises(DiedError):
-        rollbacks_of(paths, monkeypatch, die_after=die_after).settle(stop_trainer=lambda: None)
-    rollbacks_of(paths).settle(stop_trainer=None)
+        rollbacks_of(paths, monkeypatch, die_after=die_after).settle(stop_trainer=lambda: None, learn=nothing)
+    rollbacks_of(paths).settle(stop_trainer=None, learn=nothing)
     seen = outcome(paths)
     assert [(phase, target, segment) for phase, _, target, segment in seen["rolled"]] == [("begin", 20, None), ("end", 20, 1)]
     assert seen["checkpoints"] == [0, 10, 20]
@@ -121,10 +148,34 @@ def test_a_supervisor_that_dies_in_between_is_continued(
     assert seen["pending"] == []
 
 
+@pytest.mark.parametrize("told", [0, 1], ids=["nothing told", "half told"])
+def test_a_return_that_its_supervisor_could_not_tell_the_log_is_told_by_the_next_one(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, told: int
+) -> None:
+    stock, calls = room.append_event, [0]
+
+    def dies(path: Path, event: EventRecord) -> None:
+        if calls[0] == told:
+            raise DiedError
+        calls[0] += 1
+        stock(path, event)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "append_event", dies)
+        with pytest.raises(DiedError):
+            rollbacks_of(paths).settle(stop_trainer=None, learn=nothing)
+    for _ in range(2):
+        rollbacks_of(paths).settle(stop_trainer=None, learn=nothing)
+    assert [(line["event"], line["segment"], line["step"]) for line in log_lines(paths)] == [
+        ("rollback_begin", 0, 38), ("rollback_end", 1, 20)
+    ]  # fmt: skip
+    assert [phase for phase, *_ in outcome(paths)["rolled"]] == ["begin", "end"]
+
+
 def test_a_rotten_target_is_marked_and_an_older_one_taken(paths: RunPaths) -> None:
     weights = paths.checkpoint(20) / "drafter.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
-    rollbacks_of(paths).settle(stop_trainer=None)
+    rollbacks_of(paths).settle(stop_trainer=None, learn=nothing)
     seen = outcome(paths)
     assert seen["rolled"][-1][2] == 10
     assert seen["states"][20] == (0, "bad")
@@ -133,7 +184,7 @@ def test_a_rotten_target_is_marked_and_an_older_one_taken(paths: RunPaths) -> No
 
 
 def test_progress_past_the_region_lets_the_abandoned_ones_go(paths: RunPaths) -> None:
-    rollbacks_of(paths).settle(stop_trainer=None)
+    rollbacks_of(paths).settle(stop_trainer=None, learn=nothing)
     book = CheckpointBook(paths, RULE, RollbackConfig(region_steps=5))
     book.prune(spare=())
     assert (paths.checkpoints_dir / "aside").is_dir()
@@ -151,7 +202,7 @@ def test_a_halt_is_noted_once_and_remembered(paths: RunPaths) -> None:
     request = ControlRequest(halt.key, "halt", halt.reason, "2026-01-01", "test", plan=halt)
     (paths.requests_dir / f"{halt.key}.json").write_text(to_json(request))
     rollbacks = rollbacks_of(paths)
-    rollbacks.settle(stop_trainer=None)
+    rollbacks.settle(stop_trainer=None, learn=nothing)
     assert rollbacks.halt() == halt
     again = rollbacks_of(paths)
     assert not again.pending()
@@ -169,6 +220,6 @@ def test_retention_is_no_faster_than_a_request(paths: RunPaths) -> None:
     assert waiting.targets() == {20}
     book.prune(spare=waiting.targets())
     assert list_checkpoints(paths.checkpoints_dir) == [0, 20, 40]
-    waiting.settle(stop_trainer=lambda: None)
+    waiting.settle(stop_trainer=lambda: None, learn=nothing)
     assert outcome(paths)["rolled"][-1][2] == 20
     assert waiting.targets() == frozenset()
