@@ -26,10 +26,10 @@ setup: $(STAMP) ## create .venv with everything, pinned
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes, about 2 GB)"
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)

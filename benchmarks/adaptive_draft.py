@@ -125,7 +125,7 @@ def _speed(evaluation: Evaluation, prompts: Sequence[int]) -> float:
 
 
 def _paired(ours: Evaluation, other: Evaluation, prompts: Sequence[int], settings: EvaluateConfig) -> tuple[float, list[float]]:
-    over = Resamples(len(prompts), evaluate=settings)
+    over = Resamples(prompts, evaluate=settings)
     one, two = (over.speed([each.contests[prompt].speculative[each.position] for prompt in prompts]) for each in (ours, other))
     return (one / two).pooled, list(over.interval(one / two) or ())
 

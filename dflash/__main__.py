@@ -8,7 +8,7 @@ from dflash.cli import main
 
 def run() -> int:
     """The command line as a whole process; returns its exit code."""
-    code = main()
+    code = main(own_process=True)
     gc.freeze()  # with torch loaded, one more search for garbage would take a second of the caller's time
     return code
 

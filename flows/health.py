@@ -12,7 +12,8 @@ from prefect import flow
 from dflash.records import HealthReport
 from flows.parameters import ConfigPath, Overrides, RunFolder, check, command_line
 from flows.settings import flow_settings
-from tasks.check_health import check_health, find_live_runs, require_healthy, revive_runs
+from tasks.check_health import check_each
+from tasks.live_runs import find_live_runs, revive_runs
 from tasks.local import run_program
 
 
@@ -30,9 +31,7 @@ def health_check(
     """
     revivals = revive_runs(config, overrides=overrides or [], run=run) if act else []
     runs = find_live_runs(config, overrides=overrides or [], run=run)
-    reports = [check_health(run_dir, act=act, ended=None) for run_dir in runs]
-    require_healthy(reports, revivals)
-    return reports
+    return check_each(runs, revivals, act=act)
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from prefect import flow
 from flows.parameters import RunPath
 from flows.settings import flow_settings
 from tasks.local import run_program
-from tasks.select_checkpoint import select_checkpoint
+from tasks.select_checkpoint import give_way, select_checkpoint
 
 
 @flow(name="select", **flow_settings())
@@ -36,6 +36,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def body() -> None:
+        give_way(arguments.run_dir)
         best = select(arguments.run_dir, not arguments.no_register)
         print("no due checkpoint could be measured" if best is None else f"step-{best} is the best checkpoint by its probe")
 

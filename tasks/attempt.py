@@ -45,18 +45,19 @@ def _note_end(paths: RunPaths, flow_run: str, *, how: str) -> None:
 @contextlib.contextmanager
 def working_on(run_dir: str) -> Iterator[None]:
     """The rest of a flow: whatever ends it is noted, a halt is told as an event, and a server that is away is waited for."""
-    paths, how = RunPaths(Path(run_dir)), FINISHED
+    paths, how, halt = RunPaths(Path(run_dir)), FINISHED, None
     try:
         yield
     except BaseException as error:
         how = type(error).__name__
-        if isinstance(error, HaltedError):
-            halted_event(paths.root.name, error.what)
+        halt = error.what if isinstance(error, HaltedError) else None
         raise
     finally:
         if runtime.flow_run.id is not None:
             _note_end(paths, str(runtime.flow_run.id), how=how)
         if await_server():
             send_kept()
+            if halt is not None:  # not before: what cannot be delivered is not kept for long
+                halted_event(paths.root.name, halt)
             # The server takes no failure of a flow run that is on its way to `Cancelled`, and no worker may be left to end that.
             end_cancelled(runtime.flow_run.id, how)

@@ -1,53 +1,21 @@
-"""Tasks: which runs are being trained, and whether a run's log is that of a healthy training."""
+"""Tasks: whether a run's log is that of a healthy training."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
 
-from dflash.config import load_config
-from dflash.errors import UnhealthyError
+from dflash.errors import DflashError, UnhealthyError
 from dflash.records import HealthReport, RunPaths
-from dflash.stages import Revival, health_pictures, health_stage, list_runs, revive_stage
-from dflash.train.attempts import any_unsettled
-from dflash.train.runs import run_is_live
-from tasks.events import decision_event, died_event
-from tasks.flow_runs import PrefectFlowRuns
+from dflash.stages import Revival, health_pictures, health_stage
+from tasks.events import decision_event
 from tasks.policies import NEVER_CACHED, SHORT_TIMEOUT_S, is_transient
-from tasks.reporting import markdown, picture, table
+from tasks.reporting import markdown, picture
 
-
-@task(name="find-live-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
-def find_live_runs(config: str, *, overrides: list[str], run: str | None) -> list[str]:
-    """Folders of the configuration's runs that a supervisor trains right now, or the one that is named."""
-    settings = load_config(config, overrides=overrides).run
-    if run is not None:
-        return [str(Path(settings.root) / run)]
-    return [folder for folder in _own_runs(settings.root, settings.name) if run_is_live(RunPaths(Path(folder)))]
-
-
-def _own_runs(root: str, name: str) -> list[str]:
-    return [str(folder) for folder in list_runs(root) if folder.name.rpartition("-")[0] == name]
-
-
-@task(name="revive-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash", "health"], **NEVER_CACHED)
-def revive_runs(config: str, *, overrides: list[str], run: str | None) -> list[Revival]:
-    """Bring back the configuration's runs whose flow has died without a word, each death once."""
-    settings = load_config(config, overrides=overrides).run
-    folders = _own_runs(settings.root, settings.name) if run is None else [str(Path(settings.root) / run)]
-    unsettled = [folder for folder in folders if any_unsettled(RunPaths(Path(folder)))]
-    revivals = [revival for folder in unsettled for revival in revive_stage(folder, server=PrefectFlowRuns())]
-    for revival in revivals:
-        died_event(revival)
-    if revivals:
-        rows = [
-            {"run": item.run, "dead flow run": item.flow_run, "continued by": item.continued_by, "why": item.reason}
-            for item in revivals
-        ]
-        table("revived", rows, description=f"runs whose flow had died: {len(rows)}")
-    return revivals
+logger = logging.getLogger(__name__)
 
 
 @task(
@@ -70,6 +38,27 @@ def check_health(run_dir: str, *, act: bool, ended: bool | None) -> HealthReport
     return report
 
 
+def check_each(run_dirs: Sequence[str], revivals: Sequence[Revival], *, act: bool) -> list[HealthReport]:
+    """Judge runs one after the other; one that cannot be judged fails the flow, after all others have been.
+
+    Raises:
+        UnhealthyError: see `require_healthy`.
+        DflashError: all that were judged are healthy, but one could not be.
+    """
+    reports: list[HealthReport] = []
+    errors: list[DflashError] = []
+    for run_dir in run_dirs:
+        try:
+            reports.append(check_health(run_dir, act=act, ended=None))
+        except DflashError as error:
+            logger.error("%s cannot be judged: %s", run_dir, error)
+            errors.append(error)
+    require_healthy(reports, revivals)
+    if errors:
+        raise errors[0]
+    return reports
+
+
 def health_text(report: HealthReport) -> str:
     """A report as Markdown: the verdict, what was found, and what was looked at."""
     lines = [f"## {report.run}: {report.verdict}", "", report.headline, ""]
@@ -79,8 +68,8 @@ def health_text(report: HealthReport) -> str:
     ]
     if report.decision is not None:
         lines += ["", f"Decision: **{report.decision.action}**, {report.decision.reason}"]
-    lines += ["", "| detector | rule | checked | findings | critical |", "|---|---|---|---|---|"]
-    lines += [f"| {d.detector} | {d.rule} | {d.checked} | {d.findings} | {d.critical} |" for d in report.detectors]
+    lines += ["", "| detector | findings | critical | checked | rule |", "|---|---|---|---|---|"]
+    lines += [f"| {d.detector} | {d.findings} | {d.critical} | {d.checked} | {d.rule} |" for d in report.detectors]
     return "\n".join(lines) + "\n"
 
 

@@ -15,8 +15,9 @@ from uuid import NAMESPACE_URL, uuid5
 from prefect import runtime
 from prefect.events import emit_event
 
-from dflash.records import ControlRequest, RollbackPlan, RunPaths
+from dflash.records import RollbackPlan, RunPaths
 from dflash.stages import Revival
+from dflash.train.requests import decisions
 from tasks.reporting import tolerated
 
 DECISION = "dflash.run.decision"
@@ -39,10 +40,15 @@ def decision_event(run: str, plan: RollbackPlan) -> None:
     _emit(DECISION, run, plan.key, payload)
 
 
-def request_event(paths: RunPaths, request: ControlRequest) -> None:
-    """The same, from the request that the decision became."""
-    if request.plan is not None:
-        decision_event(paths.root.name, request.plan)
+def pass_on(paths: RunPaths, told: set[str]) -> None:
+    """The same, for every request that a decision became and whose key is not among `told`.
+
+    Those that were carried out between two looks are told too: whoever decided may have died before it could.
+    """
+    for request in decisions(paths):
+        if request.plan is not None and request.key not in told:
+            told.add(request.key)
+            decision_event(paths.root.name, request.plan)
 
 
 def halted_event(run: str, reason: str) -> None:

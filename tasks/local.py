@@ -19,6 +19,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from dflash.cli.output import OneRecord
 from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError, ServerError
 from dflash.evaluate.text import terminal_text
 from tasks.patience import OWN_SERVER_VARIABLE
@@ -43,12 +44,9 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
         check()
         with _server():
             body()
-    except DflashError as error:
+    except (DflashError, ParameterTypeError) as error:
         print(f"error: {terminal_text(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except ParameterTypeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return error.exit_code if isinstance(error, DflashError) else EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         return EXIT_SIGINT
@@ -97,4 +95,4 @@ def plain_console() -> None:
         logging.getLogger(name).setLevel(logging.INFO)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, PrefectConsoleHandler):
-            handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
+            handler.setFormatter(OneRecord("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))

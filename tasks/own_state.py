@@ -17,8 +17,8 @@ from typing import Any, Self
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from dflash.records import ControlRequest, RunPaths
-from dflash.train.requests import acknowledge, ask, pending_requests
-from tasks.events import request_event
+from dflash.train.requests import acknowledge, ask, decisions, pending_requests
+from tasks.events import pass_on
 from tasks.flow_runs import force, read_flow_run
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class OwnState:
 
     def __enter__(self) -> Self:
         self._forget("its flow run is gone")
-        self._told = {request.key for request in pending_requests(self._paths)}
+        self._told = {request.key for request in decisions(self._paths)}
         if self._flow_run is not None:
             self._thread.start()
         return self
@@ -61,6 +61,7 @@ class OwnState:
         self._closing.set()
         if self._flow_run is not None:
             self._thread.join(CLOSE_TIMEOUT_S)
+        pass_on(self._paths, self._told)
         self._forget("the training has ended")
 
     def _watch(self) -> None:
@@ -72,10 +73,7 @@ class OwnState:
 
     def look(self) -> None:
         """Look once: pass on what was decided, obey a cancellation, contradict a false report of death."""
-        for request in pending_requests(self._paths):
-            if request.key not in self._told:
-                self._told.add(request.key)
-                request_event(self._paths, request)
+        pass_on(self._paths, self._told)
         found = None if self._flow_run is None else read_flow_run(self._flow_run)
         state = None if found is None else found.state
         if found is None or state is None or self._closing.is_set():

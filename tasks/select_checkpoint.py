@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Final
 
 from prefect import task
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
 from dflash.records import ProbeRecord
-from dflash.stages import SelectStage, select_stage
+from dflash.stages import SelectStage, give_way, select_stage
 from dflash.tracking.store import StoreUnreachableError
 from tasks.policies import EVALUATE_TIMEOUT_S, NEVER_CACHED, is_transient
 from tasks.reporting import markdown, table
+
+__all__ = ["give_way", "may_pass", "select_checkpoint"]
+
+STARTED_FOR: Final = "PREFECT__FLOW_RUN_ID"
+"""Environment variable of a process that a worker has started for one flow run."""
 
 
 def may_pass(_task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -32,6 +38,8 @@ def may_pass(_task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> boo
 )
 def select_checkpoint(run_dir: str, *, register: bool) -> SelectStage:
     """Probe, choose, register; what was measured and ruled is left as artifacts."""
+    if STARTED_FOR in os.environ:
+        give_way(run_dir)
     found = select_stage(run_dir, register=register)
     table("probes", [_row(record, best=found.best) for record in found.probes], description=f"probed checkpoints of {run_dir}")
     done = found.registered

@@ -18,7 +18,7 @@ from pathlib import Path
 from dflash.checkpoint import layout
 from dflash.checkpoint.load import read_manifest, verify_checkpoint
 from dflash.errors import CheckpointError, DataError
-from dflash.records import CheckpointManifest, from_json
+from dflash.records import CheckpointManifest, RollbackEntry, from_json
 from dflash.storage import Store, atomic_write_bytes, fsync_dir
 
 ROOT = "checkpoints/"
@@ -26,12 +26,15 @@ _MANIFEST = re.compile(r"checkpoints/step-(0|[1-9]\d*)/segment-(0|[1-9]\d*)/mani
 _COPY_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class RemoteCopy:
-    """One complete copy."""
+    """One complete copy; one of a later segment is newer, whatever its step: a rollback goes back in steps."""
 
     step: int
     segment: int
+
+    def __lt__(self, other: RemoteCopy) -> bool:
+        return (self.segment, self.step) < (other.segment, other.step)
 
     @property
     def prefix(self) -> str:
@@ -40,7 +43,7 @@ class RemoteCopy:
 
 
 def list_copies(store: Store) -> list[RemoteCopy]:
-    """Complete copies, the oldest step first.
+    """Complete copies, the oldest first.
 
     Raises:
         StorageError: the store cannot be read.
@@ -78,17 +81,32 @@ def upload_checkpoint(store: Store, folder: Path, *, on_object: Callable[[str], 
     return copy
 
 
-def copies_to_delete(copies: Iterable[RemoteCopy], *, keep: int, clean: Sequence[int]) -> list[RemoteCopy]:
-    """Copies that may go: all but the newest `keep` and the newest one of a clean step.
+def live_copies(copies: Iterable[RemoteCopy]) -> list[RemoteCopy]:
+    """Those that training may go on from, the oldest first: no later segment has left a copy at or before their step."""
+    ordered = sorted(copies)
+    return [copy for copy in ordered if not any(other.segment > copy.segment and other.step <= copy.step for other in ordered)]
+
+
+def copies_to_delete(
+    copies: Iterable[RemoteCopy], *, keep: int, clean: Sequence[int], rollbacks: Sequence[RollbackEntry]
+) -> list[RemoteCopy]:
+    """Copies that may go: those that a rollback abandoned, of the others all but the newest `keep` and the newest of a clean step.
 
     Args:
         copies: complete ones.
         keep: how many of the newest stay.
         clean: steps whose checkpoint is clean now.
+        rollbacks: of the run; where the disk is lost nobody else knows what they abandoned.
     """
+    ends = [entry for entry in rollbacks if entry.phase == "end" and entry.target_step is not None]
     ordered = sorted(copies)
-    kept = set(ordered[-keep:]) | {max((copy for copy in ordered if copy.step in clean), default=ordered[-1] if ordered else None)}
+    live = [copy for copy in ordered if not any(_is_abandoned(copy, entry) for entry in ends)]
+    kept = set(live[-keep:]) | {max((copy for copy in live if copy.step in clean), default=live[-1] if live else None)}
     return [copy for copy in ordered if copy not in kept]
+
+
+def _is_abandoned(copy: RemoteCopy, end: RollbackEntry) -> bool:
+    return end.target_step is not None and copy.segment <= end.plan.segment and copy.step > end.target_step
 
 
 def delete_copy(store: Store, copy: RemoteCopy) -> None:

@@ -112,11 +112,6 @@ class CheckpointWriter:
         """Host memory of the snapshot."""
         return sum(tensor.numel() * tensor.element_size() for group in self._live.values() for tensor in group.values())
 
-    @property
-    def durable_step(self) -> int | None:
-        """Newest step that this writer has made durable."""
-        return self._durable_step
-
     def save(self, state: TrainerState, *, wait: bool) -> bool:
         """Snapshot the live tensors and have them written as `step-N`.
 

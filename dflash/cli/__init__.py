@@ -71,9 +71,15 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        argv: words of the command; those of the process if None.
+        own_process: the process is there for this command alone, which may change what cannot be undone, such as its priority.
+    """
     arguments = _parsed(build_parser(), argv)
+    arguments.own_process = own_process
     configure_logging(arguments.verbose)
     try:
         code: int = arguments.run(arguments)

@@ -14,7 +14,7 @@ from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.output import emit, progress_printer
 from dflash.errors import ConfigError
 from dflash.evaluate.describe import evaluation_text
-from dflash.records import EvaluationResult, to_dict
+from dflash.records import EvaluationResult, RivalTable, to_dict
 
 ENGINE_NAMES = ("vllm", "sglang")
 
@@ -71,15 +71,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         return _tell(arguments, _served(arguments, run, show))
     if arguments.drafter is not None:
         return _tell(arguments, stages.evaluate_published(run, arguments.drafter, progress=show))
-    bench = stages.open_bench(run)
     if arguments.sweep:
-        sweep = stages.sweep_stage(run, bench, progress=show)
+        sweep = stages.sweep_stage(run, stages.open_sweep_bench(run), progress=show)
         emit(arguments, to_dict(sweep), stages.sweep_text(sweep))
         return 0
-    if arguments.checkpoint is not None:
-        return _tell(arguments, stages.evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint))
-    if stages.settings_of_call(run):  # the run's summary tells what its own configuration asks for
-        return _tell(arguments, stages.evaluate_stage(run, bench, which="trained", progress=show))
+    bench = stages.open_bench(run)
+    if arguments.checkpoint is not None or stages.settings_of_call(run):
+        # The run's summary tells of its newest checkpoint, with what its own configuration asks for.
+        result = stages.evaluate_stage(run, bench, which="trained", progress=show, checkpoint=arguments.checkpoint)
+        return _tell(arguments, result, stages.baselines_of(run, result))
     for which in ("untrained", "trained"):
         stages.evaluate_stage(run, bench, which=which, progress=show)
     summary = stages.summarise_stage(run)
@@ -109,19 +109,36 @@ def _serve_commands(arguments: argparse.Namespace, run: stages.Run) -> int:
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:
-    """What this call decodes otherwise than the run's configuration says; nothing else of it can be changed."""
+    """What this call decodes otherwise than the run's configuration says; nothing else of it can be changed.
+
+    Raises:
+        ConfigError: a key of another section, or baselines for a call that decodes none.
+    """
     for setting in arguments.settings:
         if not setting.startswith("evaluate."):
             raise ConfigError(
                 f"--set {setting}: only keys of the section evaluate can be set here",
                 remedy="what a run was trained with stands in its config.yaml and stays",
             )
+    other = arguments.sweep or arguments.engine or arguments.print_serve_command or arguments.drafter
+    if arguments.baselines and other:
+        raise ConfigError(
+            "--baseline is decoded beside the run's own drafter, and only there: not with --sweep, --drafter, --engine or "
+            "--print-serve-command",
+            remedy="evaluate it in a call of its own",
+        )
     named = [f"evaluate.baselines={json.dumps(arguments.baselines)}"] if arguments.baselines else []
     return [*arguments.settings, *named]
 
 
-def _tell(arguments: argparse.Namespace, result: EvaluationResult) -> int:
-    emit(arguments, to_dict(result), evaluation_text(result))
+def _tell(arguments: argparse.Namespace, result: EvaluationResult, baselines: RivalTable | None = None) -> int:
+    payload, text = to_dict(result), evaluation_text(result)
+    if baselines is not None:
+        from dflash.evaluate.rivals import rival_lines  # torch is not needed for the help
+
+        payload["baselines"] = to_dict(baselines)
+        text = "\n".join([text, "", *rival_lines(baselines)])
+    emit(arguments, payload, text)
     return 0
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dflash.evaluate.text import terminal_text
+from dflash.evaluate.text import clean_text, terminal_text
 
 LINE_EVERY_S = 60.0
 """A line this often at least where lines are not rewritten."""
@@ -54,7 +54,7 @@ def progress_printer(stream: Any = None) -> Callable[[str, int, int], None]:
         nonlocal width
         now_s = time.monotonic()
         left_s = pace.setdefault(label, _Pace()).left_s(done, total, now_s=now_s)
-        text = f"{label}: {done}/{total}" + ("" if left_s is None else f", {duration(left_s)} left")
+        text = f"{clean_text(label)}: {done}/{total}" + ("" if left_s is None else f", {duration(left_s)} left")
         tenth = 10 * done // max(1, total)
         if out.isatty():
             out.write(f"\r{text}{' ' * (width - len(text))}" + ("\n" if done >= total else ""))
@@ -91,16 +91,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class _OneRecord(logging.Formatter):
+class OneRecord(logging.Formatter):
     """A record's further lines are indented and its control characters shown as `?`: no value can forge a record."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """One record as the lines that are shown."""
         return terminal_text(super().format(record)).replace("\n", "\n  ")
 
 
 def configure_logging(verbose: bool) -> None:
     """Send the library's log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneRecord("%(levelname)s %(message)s"))
+    handler.setFormatter(OneRecord("%(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("dflash").setLevel(logging.DEBUG if verbose else logging.INFO)

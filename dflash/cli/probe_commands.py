@@ -32,12 +32,14 @@ def register(groups: Any) -> None:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    from dflash.stages.probe import probe_stage  # torch is not needed for the help
+    from dflash.stages.probe import give_way, probe_stage  # torch is not needed for the help
 
     def tell(record: ProbeRecord) -> None:
         if arguments.parent is not None:
             print(_text(record), flush=True)
 
+    if arguments.own_process:
+        give_way(arguments.run_dir)
     found = probe_stage(arguments.run_dir, parent_pid=arguments.parent, on_probe=tell)
     if arguments.parent is None:
         text = "\n".join(map(_text, found)) or "every due checkpoint has been probed"

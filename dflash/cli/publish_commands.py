@@ -55,6 +55,8 @@ def _publish(arguments: argparse.Namespace) -> int:
 
 
 def _select(arguments: argparse.Namespace) -> int:
+    if arguments.own_process:
+        stages.give_way(arguments.run_dir)
     found = stages.select_stage(arguments.run_dir, register=not arguments.no_register)
     best = "no due checkpoint could be measured" if found.best is None else f"step-{found.best} is the best checkpoint by its probe"
     emit(arguments, dataclasses.asdict(found), "\n".join([best, *_registered(found.registered)]))

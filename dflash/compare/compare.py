@@ -22,6 +22,9 @@ _UNINTERESTING = (
 # Facts of an evaluation that must agree for acceptance lengths to mean the same.
 _CONDITIONS = ("dataset", "block_size", "temperature", "template_flags")
 
+WEIGHTS = "target's weights"
+"""Name among a run's facts about its data."""
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
@@ -174,6 +177,10 @@ def _warnings(runs: Sequence[RunView]) -> list[str]:
         if len({str(value) for value in values.values()}) > 1:
             each = ", ".join(f"{name}: {value}" for name, value in values.items())
             found.append(f"acceptance was measured under different conditions: {condition.replace('_', ' ')} ({each})")
+    targets = {run.name: f"{run.data['target']} {run.data[WEIGHTS]}" for run in evaluated if WEIGHTS in run.data}
+    if len(set(targets.values())) > 1:
+        each = ", ".join(f"{name}: {target}" for name, target in targets.items())
+        found.append(f"the runs have different targets ({each}): acceptance lengths do not say whose drafter is better")
     lossy = [run.name for run in evaluated if run.evaluation is not None and run.evaluation.result.lossless is False]
     found += [f"{name}: decoding was not lossless, its acceptance means nothing" for name in lossy]
     steps = [len(run.curves.loss) for run in runs]

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from dflash.evaluate.bootstrap import interval_over, resample_counts, resampled_ratios
+from dflash.evaluate.bootstrap import IntArray, drawn_apart, interval_over, resample_groups, resampled_ratios
 
 Word = Literal["better", "worse", "no difference"]
 
@@ -24,12 +24,17 @@ MIN_PAIRS = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """One prompt's answer: `tokens` committed in `verifications` target passes."""
+    """One prompt's answer: `tokens` committed in `verifications` target passes.
+
+    Attributes:
+        drawn_as: what the bootstrap draws together with it (the turns of a conversation); empty: it is drawn alone.
+    """
 
     prompt_hash: str
     kind: str
     tokens: int
     verifications: int
+    drawn_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,12 @@ def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore
     paired = len(pairs) >= MIN_PAIRS
     if paired:
         reference, other = [a for a, _ in pairs], [b for _, b in pairs]
-    first = resample_counts(len(reference), samples=SAMPLES, seed=seed)
-    second = first if paired else resample_counts(len(other), samples=SAMPLES, seed=seed + 1)
+    first = _resampled(reference, seed)
+    second = first if paired else _resampled(other, seed + 1)
     moved = _ratios(other, second) - _ratios(reference, first)
     prompts = min(len(reference), len(other))
-    low, high = interval_over(moved, prompts=prompts, confidence=confidence) or (None, None)
+    apart = min(drawn_apart(counts, np.ones(counts.shape[1])) for counts in (first, second))
+    low, high = interval_over(moved, prompts=apart, confidence=confidence) or (None, None)
     a, b = pooled(reference), pooled(other)
     return Difference(
         kind=kind,
@@ -136,8 +142,15 @@ def pooled(scores: Sequence[PromptScore]) -> float:
 
 def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float] | None:
     """Bootstrap interval of the pooled acceptance length of one run; None for one prompt, which says nothing about others."""
-    ratios = _ratios(scores, resample_counts(len(scores), samples=SAMPLES, seed=seed))
-    return interval_over(ratios, prompts=len(scores), confidence=confidence)
+    counts = _resampled(scores, seed)
+    return interval_over(
+        _ratios(scores, counts), prompts=drawn_apart(counts, np.ones(len(scores))), confidence=confidence
+    )
+
+
+def _resampled(scores: Sequence[PromptScore], seed: int) -> IntArray:
+    groups: list[str | int] = [score.drawn_as or place for place, score in enumerate(scores)]
+    return resample_groups(groups, samples=SAMPLES, seed=seed)
 
 
 def by_kind(scores: Sequence[PromptScore]) -> Mapping[str, list[PromptScore]]:

@@ -41,7 +41,14 @@ class Step(msgspec.Struct, tag_field="kind", tag="step", gc=False):
 
 
 class Event(msgspec.Struct, tag_field="kind", tag="event", gc=False):
-    """Events are passed over: the ledger tells what happened between segments."""
+    """Only events that begin a segment count: one that never came to a step abandons what it went back behind all the same."""
+
+    segment: int = -1
+    step: int = 0
+    event: str = ""
+
+
+_BEGINNINGS = frozenset({"start", "resume", "rollback_end"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +102,11 @@ def read_curves(log: Path) -> RunCurves:
             for line in lines:
                 item = _decoded(line)
                 torn += item is None
+                if item is None or (isinstance(item, Event) and item.event not in _BEGINNINGS):
+                    continue
+                if live and item.segment > live[-1].segment:
+                    live = [record for record in live if record.step < item.step]
                 if isinstance(item, Step):
-                    if live and item.segment > live[-1].segment:
-                        live = [record for record in live if record.step < item.step]
                     live.append(item)
                     seen.append(item)
     except OSError as error:

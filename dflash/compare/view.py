@@ -143,4 +143,4 @@ def read_scores(folder: Path) -> tuple[PromptScore, ...]:
 
 
 def _score(row: Mapping[str, Any], tokens: int, passes: int) -> PromptScore:
-    return PromptScore(str(row["prompt_hash"]), str(row["kind"]), tokens, passes)
+    return PromptScore(str(row["prompt_hash"]), str(row["kind"]), tokens, passes, str(row.get("drawn_as", "")))

@@ -55,6 +55,8 @@ def _found(path: str, value: Any, above: set[int]) -> Iterator[tuple[str, str]]:
         return
     above.add(id(value))  # an alias of YAML makes one object stand at many places; once is enough
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(key, str) and _CREDENTIALS.search(key):
+            yield path or "its top", "a key that is an address with a password, a token or a signature"
         name = f"{path}.{key}" if path else str(key)
         if isinstance(key, str) and SECRET_KEY.search(key) and not key.endswith(_NAMES_A_VARIABLE) and isinstance(inner, str):
             yield name, "a value under a key that names a secret"

@@ -31,8 +31,6 @@ class ExpectedTarget(Section):
     num_hidden_layers: int = Field(ge=1, description="Number of decoder layers.")
     vocab_size: int = Field(ge=2, description="Padded vocabulary size (rows of the head).")
     num_parameters: int = Field(ge=1, description="Parameters of the whole target.")
-    kv_bytes_per_token: int = Field(0, ge=0, description="Key/value cache bytes a token (decoding only).")
-    state_bytes_per_sequence: int = Field(0, ge=0, description="Recurrent state bytes a sequence (hybrid targets).")
 
 
 class TargetConfig(Section):

@@ -92,6 +92,12 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimizer.")
     loss: LossConfig = Field(LossConfig(), description="Objective.")
     anchors: AnchorConfig = Field(AnchorConfig(), description="Anchors.")
+    feature_cache_gib: float = Field(
+        0.0,
+        ge=0,
+        description="Disk below `run.root`/features for what the target makes of samples, for later epochs and runs on the same "
+        "data; 0 computes it every time.",
+    )
     queues: QueueConfig = Field(QueueConfig(), description="Queue bounds.")
     max_nonfinite_in_row: int = Field(
         3, ge=1, description="Non-finite updates in a row that end the process with its own exit code."

@@ -2,16 +2,20 @@
 
 Invariant: any text gives plain values or one `UnreadableYamlError` that tells the place but repeats no line, because a line may be
 what must not be told. Hard decision: values that aliases multiply are refused by the size that they stand for: thirty lines of
-aliases stand for a billion values, and whoever writes them out or hashes them would never end.
+aliases stand for a billion values, and whoever writes them out or hashes them would never end. Bytes, sets and pairs are
+refused too: validation would turn them into texts and lists behind the back of whoever looked for a credential.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import reprlib
 from collections.abc import Hashable
 from typing import Any
 
 import yaml
+
+from dflash.config.credentials import hide_credentials
 
 try:  # the same loader in C, six times as fast: every look at a run begins with its configuration
     from yaml import CSafeLoader as _SafeLoader
@@ -20,6 +24,11 @@ except ImportError:  # a PyYAML that was built without libyaml
 
 LARGEST_VALUES = 100_000
 """Values that one text may stand for, everything behind aliases counted as often as it is named."""
+
+LARGEST_BITS = 64
+"""Of a whole number; one of thousands of digits cannot even be shown in a message."""
+
+_PLAIN = (str, int, float, dt.date, type(None))  # a bool is an int, a time of day a date
 
 # Dates that do not exist, numbers without digits, and nesting without end come bare from the loader.
 _FAILURES = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
@@ -39,7 +48,8 @@ class _UniqueKeyLoader(_SafeLoader):
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+                shown = hide_credentials(repr(key))
+                raise yaml.constructor.ConstructorError(None, None, f"the key {shown} stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -53,6 +63,8 @@ def read_yaml(text: str) -> Any:
     try:
         value = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derives from the safe loader
         size = _size(value, {})
+    except UnreadableYamlError:
+        raise
     except _FAILURES as error:
         raise UnreadableYamlError(_in_words(error)) from error
     if size > LARGEST_VALUES:
@@ -63,10 +75,15 @@ def read_yaml(text: str) -> Any:
 def _size(value: Any, known: dict[int, int]) -> int:
     """Values behind `value`, itself counted; a value inside itself is one without end."""
     if not isinstance(value, dict | list):
+        if not isinstance(value, _PLAIN):
+            raise UnreadableYamlError(f"it holds a value of the type {type(value).__name__}, which no key takes")
+        if isinstance(value, int) and value.bit_length() > LARGEST_BITS:
+            raise UnreadableYamlError(f"it holds a whole number of more than {LARGEST_BITS} bits")
         return 1
     if id(value) not in known:
         known[id(value)] = LARGEST_VALUES + 1  # until its own size is known, it is only met inside itself
-        known[id(value)] = 1 + sum(_size(inner, known) for inner in (value.values() if isinstance(value, dict) else value))
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(inner, known) for inner in inside)
     return known[id(value)]
 
 

@@ -194,7 +194,7 @@ def retry_after_s(value: str | None, *, now: datetime) -> float | None:
 def _fault(response: httpx.Response) -> Exception:
     try:
         body = json.loads(response.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     message = error_message(body, text=response.text)
     if response.status_code in _PASSING_STATUS or response.status_code >= 500:

@@ -20,6 +20,8 @@ from dflash.errors import TargetError
 Tokenizer = PreTrainedTokenizerBase
 """The type, for rooms that only pass one on."""
 
+_GENERATION_REMEDY = "mend or remove its generation_config.json; without its eos ids answers might never end"
+
 
 def load_tokenizer(target: TargetConfig) -> PreTrainedTokenizerBase:
     """Load the target's tokenizer.
@@ -34,10 +36,10 @@ def load_tokenizer(target: TargetConfig) -> PreTrainedTokenizerBase:
             trust_remote_code=target.trust_remote_code,
             local_files_only=target.local_files_only,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of any kind: the libraries check no file before they use it, and one raises nothing more special
         first_line = str(error).strip().split("\n")[0]
         raise TargetError(
-            f"the tokenizer of target {target.location!r} cannot be loaded: {first_line}",
+            f"the tokenizer of target {target.location!r} cannot be loaded: {first_line or type(error).__name__}",
             remedy="check target.path: `demo`, a Hugging Face folder with tokenizer.json, or a hub name within reach",
         ) from error
     if not tokenizer.is_fast:
@@ -98,7 +100,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, target: TargetConfig) -> 
     Raises:
         TargetError: there is none, or the generation configuration cannot be read.
     """
-    ids = {*_ids(tokenizer.eos_token_id), *_ids(_generation_eos(target))}
+    ids = {*token_ids(tokenizer.eos_token_id), *token_ids(_generation_eos(target))}
     if not ids:
         raise TargetError(
             f"target {target.location!r} names no eos token, so no answer would ever end",
@@ -129,18 +131,23 @@ def _generation_eos(target: TargetConfig) -> int | list[int] | None:
         generation = GenerationConfig.from_pretrained(
             target.location, revision=target.revision, local_files_only=target.local_files_only
         )
-    except OSError as error:
+    except Exception as error:  # as above
         if isinstance(error.__cause__, EntryNotFoundError):  # the hub was asked and has no such file
             return None
         raise TargetError(
-            f"the generation configuration of target {target.location!r} cannot be read: {error}",
-            remedy="mend or remove its generation_config.json; without its eos ids answers might never end",
+            f"the generation configuration of target {target.location!r} cannot be read: {error}", remedy=_GENERATION_REMEDY
         ) from error
-    eos: int | list[int] | None = generation.eos_token_id
-    return eos
+    eos = generation.eos_token_id
+    if eos is None or isinstance(eos, int) or (isinstance(eos, list) and all(isinstance(each, int) for each in eos)):
+        return eos
+    raise TargetError(
+        f"the generation configuration of target {target.location!r} has the eos_token_id {eos!r}, neither a number nor several",
+        remedy=_GENERATION_REMEDY,
+    )
 
 
-def _ids(value: int | Iterable[int] | None) -> Iterable[int]:
+def token_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
+    """Ids of a field that holds one, several or none."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)

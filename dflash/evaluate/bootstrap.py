@@ -2,7 +2,8 @@
 
 Invariant: the resampling unit is the prompt, never the verification. Verifications of one answer are strongly
 correlated (a list that is being copied is accepted for dozens of blocks), so resampling them would report intervals
-several times too narrow. All statistics of one evaluation share the same resamples: ratios of them stay paired.
+several times too narrow. For the same reason the turns of one conversation are drawn together (`resample_groups`). All statistics
+of one evaluation share the same resamples: ratios of them stay paired.
 
 The hard decision: percentiles of the resamples are too narrow for few prompts (90 % instead of 95 for 8 of them, 93 for 32),
 so their level is raised to what Student's t would ask for; simulated evaluations are then covered as often as is said.
@@ -11,6 +12,7 @@ so their level is raised to what Student's t would ask for; simulated evaluation
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -33,6 +35,27 @@ def resample_counts(prompts: int, *, samples: int, seed: int) -> IntArray:
     """
     generator = np.random.default_rng(seed)
     return generator.multinomial(prompts, np.full(prompts, 1.0 / prompts), size=samples).astype(np.int64)
+
+
+def resample_groups(groups: Sequence[Hashable], *, samples: int, seed: int) -> IntArray:
+    """How often each prompt occurs in each resample where the prompts of one group are drawn together.
+
+    Args:
+        groups: of each prompt.
+        samples: number R of resamples.
+        seed: of the generator.
+
+    Returns:
+        `[R, P]` counts, the columns of a group alike; those of `resample_counts` if every prompt is a group of its own.
+    """
+    places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    counts = resample_counts(len(places), samples=samples, seed=seed)
+    return counts if len(places) == len(groups) else counts[:, [places[group] for group in groups]]
+
+
+def drawn_apart(counts: IntArray, has_part: npt.ArrayLike) -> int:
+    """How many of the prompts for which `has_part` [P] is true are drawn independently: a group, whose columns are alike, is one."""
+    return len({counts[:, place].tobytes() for place in np.flatnonzero(has_part)})
 
 
 def resampled_ratios(numerators: npt.ArrayLike, denominators: npt.ArrayLike, *, counts: IntArray) -> FloatArray:
@@ -101,7 +124,7 @@ def student_quantile(chance: float, *, degrees: int) -> float:
 
 
 def interval_over(values: npt.ArrayLike, *, prompts: int, confidence: float) -> tuple[float, float] | None:
-    """Interval of resampled values that `prompts` prompts have a part in; None for one, which says nothing about others."""
+    """Interval of resampled values that `prompts` independent prompts have a part in; None for one, which says nothing of others."""
     low, high = percentile_interval(values, confidence=widened(confidence, prompts=prompts))
     return (low, high) if prompts > 1 and math.isfinite(low) else None
 
@@ -110,5 +133,5 @@ def ratio_interval(
     numerators: npt.ArrayLike, denominators: npt.ArrayLike, *, counts: IntArray, confidence: float
 ) -> tuple[float, float] | None:
     """Bootstrap interval of the pooled ratio; one numerator and one denominator a prompt (see `resample_counts`)."""
-    prompts = int(np.count_nonzero(np.asarray(denominators)))
+    prompts = drawn_apart(counts, np.asarray(denominators) != 0)
     return interval_over(resampled_ratios(numerators, denominators, counts=counts), prompts=prompts, confidence=confidence)

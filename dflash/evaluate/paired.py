@@ -8,13 +8,13 @@ their answers are) cancels, and an interval of a comparison is narrower than the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflash.config import EvaluateConfig
-from dflash.evaluate.bootstrap import FloatArray, IntArray, interval_over, resample_counts, resampled_ratios
+from dflash.evaluate.bootstrap import FloatArray, IntArray, drawn_apart, interval_over, resample_groups, resampled_ratios
 from dflash.evaluate.decode import PlainTrace, SpeculativeTrace
 from dflash.evaluate.run import Evaluation
 
@@ -23,7 +23,7 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A ratio pooled over the prompts, that of every resample [R], and how many prompts have a part in it."""
+    """A ratio pooled over the prompts, that of every resample [R], and how many independent prompts have a part in it."""
 
     pooled: float
     resampled: FloatArray
@@ -40,14 +40,14 @@ class Resamples:
     """Resamples of an evaluation's prompts.
 
     Args:
-        count: P.
+        groups: what each prompt is drawn as (`prompts.drawn_together`), [P].
         evaluate: number and seed of the resamples, level of the intervals.
     """
 
-    def __init__(self, count: int, *, evaluate: EvaluateConfig) -> None:
-        self._count = count
+    def __init__(self, groups: Sequence[Hashable], *, evaluate: EvaluateConfig) -> None:
+        self._count = len(groups)
         self._confidence = evaluate.confidence
-        self._counts: IntArray = resample_counts(count, samples=evaluate.bootstrap_samples, seed=evaluate.seed)
+        self._counts: IntArray = resample_groups(groups, samples=evaluate.bootstrap_samples, seed=evaluate.seed)
 
     def speed(self, traces: Sequence[PlainTrace] | Sequence[SpeculativeTrace]) -> Share:
         """Tokens a second of decoding, each answer's first token and the prefill left out."""
@@ -72,5 +72,5 @@ class Resamples:
     def _share(self, numerators: FloatArray | IntArray, denominators: FloatArray | IntArray) -> Share:
         bottom = float(denominators.sum())
         pooled = float(numerators.sum()) / bottom if bottom else math.nan
-        prompts = int(np.count_nonzero(denominators))
+        prompts = drawn_apart(self._counts, denominators != 0)
         return Share(pooled, resampled_ratios(numerators, denominators, counts=self._counts), prompts)

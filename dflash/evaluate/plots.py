@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflash.health.plot_style import as_written
@@ -16,6 +17,8 @@ SIZE_INCHES = (7.0, 4.2)
 DOTS_PER_INCH = 130
 MAX_SLICES = 40
 """Rows of the picture of slices; a set with more labels shows its first ones."""
+
+HOLLOW_MEANS = "\nhollow: of one prompt, which has no interval"
 
 BLUE, ORANGE, GREY = "#2f6db3", "#d9772b", "#8a8f98"
 
@@ -107,22 +110,18 @@ def _histogram(axes: Axes, result: EvaluationResult) -> None:
 def _by_context(axes: Axes, result: EvaluationResult) -> None:
     bins: dict[str, dict[str, Any]] = dict(result.slices["context_tokens"])
     lengths = [part["acceptance_length"] for part in bins.values()]
-    below, above = [], []
-    for part in bins.values():
-        low, high = (part["acceptance_length"] if end is None else end for end in part["acceptance_ci"])
-        below.append(max(part["acceptance_length"] - low, 0.0))
-        above.append(max(high - part["acceptance_length"], 0.0))
+    bars, highest, alone = _intervals(list(bins.values()))
     places = range(len(bins))
-    axes.errorbar(places, lengths, yerr=[below, above], color=BLUE, marker="o", capsize=4, linewidth=1.2)
+    axes.errorbar(places, lengths, yerr=bars, color=BLUE, marker="o", capsize=4, linewidth=1.2)
+    _hollow(axes, [(place, lengths[place]) for place in alone])
     axes.axhline(result.acceptance_length, color=ORANGE, linewidth=1.2, linestyle="--")
     axes.text(1.005, result.acceptance_length, " all", color=ORANGE, fontsize=9, va="center", transform=axes.get_yaxis_transform())
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":")
     axes.text(1.005, 1.0, " plain", color=GREY, fontsize=9, va="center", transform=axes.get_yaxis_transform())
     axes.set_xticks(list(places), [f"{name}\nn={part['verifications']}" for name, part in bins.items()], fontsize=8)
     axes.set_xlim(-0.5, len(bins) - 0.5)
-    highest = max(result.acceptance_length, *(length + more for length, more in zip(lengths, above, strict=True)))
-    axes.set_ylim(0, min(float(result.block_size), max(2.0, 1.3 * highest)))
-    axes.set_xlabel("context in front of the block (tokens), n verifications")
+    axes.set_ylim(0, min(float(result.block_size), max(2.0, 1.3 * max(result.acceptance_length, highest))))
+    axes.set_xlabel(f"context in front of the block (tokens), n verifications{HOLLOW_MEANS if alone else ''}")
     axes.set_ylabel("acceptance length (tokens)")
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
     axes.set_title(_title(result, "acceptance by context length"), fontsize=10, loc="left")
@@ -165,22 +164,42 @@ def _slice_rows(result: EvaluationResult) -> list[tuple[str, dict[str, Any]]]:
 def _by_slice(axes: Axes, result: EvaluationResult, rows: list[tuple[str, dict[str, Any]]]) -> None:
     places = list(range(len(rows)))[::-1]
     lengths = [part["acceptance_length"] for _, part in rows]
-    below, above = [], []
-    for length, (_, part) in zip(lengths, rows, strict=True):
-        low, high = (length if end is None else end for end in part["acceptance_ci"])
-        below.append(max(length - low, 0.0))
-        above.append(max(high - length, 0.0))
-    axes.errorbar(lengths, places, xerr=[below, above], color=BLUE, fmt="o", markersize=5, capsize=3, linewidth=1.2)
+    bars, highest, alone = _intervals([part for _, part in rows])
+    axes.errorbar(lengths, places, xerr=bars, color=BLUE, fmt="o", markersize=5, capsize=3, linewidth=1.2)
+    _hollow(axes, [(lengths[row], places[row]) for row in alone])
     axes.axvline(result.acceptance_length, color=ORANGE, linewidth=1.2, linestyle="--")
     axes.set_yticks(places, [f"{label}  (n={part['prompts']})" for label, part in rows], fontsize=8)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlim(
-        0.9, max(result.acceptance_length + 0.1, *(length + more for length, more in zip(lengths, above, strict=True))) * 1.05
-    )
-    axes.set_xlabel(f"acceptance length (tokens) with {result.confidence:.0%} intervals, n prompts; dashed: all")
+    axes.set_xlim(0.9, max(result.acceptance_length + 0.1, highest) * 1.05)
+    hollow = HOLLOW_MEANS if alone else ""
+    axes.set_xlabel(f"acceptance length (tokens) with {result.confidence:.0%} intervals, n prompts; dashed: all{hollow}")
     axes.grid(axis="x", color="#e6e8eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_title(_title(result, "acceptance by slice"), fontsize=10, loc="left")
+
+
+def _intervals(parts: Sequence[dict[str, Any]]) -> tuple[list[list[float]], float, list[int]]:
+    """Bars below and above the acceptance lengths of slices, the highest end, and which of them have no interval, hence no bar."""
+    below, above, alone = [], [], []
+    highest = 0.0
+    for index, part in enumerate(parts):
+        length = part["acceptance_length"]
+        low, high = part["acceptance_ci"]
+        if low is None or high is None:
+            alone.append(index)
+            below.append(math.nan)
+            above.append(math.nan)
+        else:
+            below.append(max(length - low, 0.0))
+            above.append(max(high - length, 0.0))
+        highest = max(highest, length if high is None else high)
+    return [below, above], highest, alone
+
+
+def _hollow(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Points that no interval belongs to; a bar without width would claim that they are known exactly."""
+    if points:
+        axes.plot(*zip(*points, strict=True), "o", color=BLUE, markersize=6, markerfacecolor="white", zorder=3)
 
 
 def _title(result: EvaluationResult, what: str) -> str:

@@ -20,7 +20,7 @@ from dflash.errors import EvaluationError, TargetError
 from dflash.evaluate.bootstrap import interval_over, ratio_interval, resample_counts, resampled_ratios
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace, speculative_decode_batch
 from dflash.evaluate.metrics import survival_rates, verification_table
-from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.prompts import EvalPrompt, require_room
 from dflash.evaluate.proposal import Proposer
 from dflash.model.sampling import GREEDY
 from dflash.model.target import Target
@@ -47,8 +47,15 @@ def probe_drafter(
         stop_ids: tokens that end an answer.
 
     Raises:
-        EvaluationError: nothing was verified.
+        EvaluationError: a prompt is too long for the target, or nothing was verified.
     """
+    require_room(
+        prompts,
+        positions=target.info.max_position_embeddings,
+        new_tokens=probe.max_new_tokens,
+        block_size=proposer.max_drafts + 1,
+        key="probe.max_new_tokens",
+    )
     limits = DecodeLimits(probe.max_new_tokens, frozenset(stop_ids))
     began_s = time.monotonic()
     traces: list[SpeculativeTrace] = []

@@ -55,6 +55,7 @@ class EvalPrompt:
         template_flags: chat-template variables it was rendered with.
         turn: number of its last user turn, from 1.
         language, domain: labels for slices; None where nothing tells.
+        first_turn: id of the prompt whose conversation it goes on; None for the first turn.
         origin: of its set; None for prompts made elsewhere.
         question: what it was rendered from, with the turns that follow once the target has answered; likewise.
     """
@@ -68,6 +69,7 @@ class EvalPrompt:
     turn: int = 1
     language: str | None = None
     domain: str | None = None
+    first_turn: str | None = None
     origin: PromptOrigin | None = None
     question: Question | None = None
 
@@ -101,6 +103,43 @@ def load_eval_prompts(
     # In turn: the first prompts are a fair sample of all sets, whatever number of them is decoded.
     rows = zip_longest(*([(each, question) for question in each.questions] for each in sets))
     return [_prompt(renderer, config, *pair) for row in rows for pair in row if pair is not None]
+
+
+def require_room(prompts: Sequence[EvalPrompt], *, positions: int | None, new_tokens: int, block_size: int, key: str) -> None:
+    """Refuse prompts that a target cannot answer at full length: behind its last position nothing it says means anything.
+
+    Args:
+        prompts: at least one.
+        positions: of the target; None if it names no limit.
+        new_tokens: longest answer.
+        block_size: tokens of a verification, which may begin at the answer's last one.
+        key: of the configuration, that sets the longest answer.
+
+    Raises:
+        EvaluationError: names the longest prompt.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
+    needed = len(longest.prompt_ids) + new_tokens + block_size
+    if positions is not None and needed > positions:
+        raise EvaluationError(
+            f"prompt {longest.id!r} has {len(longest.prompt_ids)} tokens; with {key} {new_tokens} and a block it needs {needed} "
+            f"positions, the target has {positions}",
+            remedy=f"lower {key} or take the longest prompts out",
+        )
+
+
+def drawn_together(prompts: Sequence[EvalPrompt]) -> list[str]:
+    """For each prompt what the bootstrap draws it as: the turns of a conversation are one, and prompts that are the same tokens."""
+    named: dict[tuple[int, ...], str] = {}
+    return [named.setdefault(prompt.prompt_ids, prompt.first_turn or prompt.id) for prompt in prompts]
+
+
+def repeated_prompts(prompts: Sequence[EvalPrompt]) -> list[str]:
+    """A sentence if some prompts are the same tokens as others: they weigh as often, though the bootstrap draws them as one."""
+    again = len(prompts) - len({prompt.prompt_ids for prompt in prompts})
+    if not again:
+        return []
+    return [f"{again} of {len(prompts)} prompts repeat another one word for word: they weigh as often, and tell nothing new"]
 
 
 def renderer_of(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:

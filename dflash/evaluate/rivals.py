@@ -7,6 +7,7 @@ from typing import Any
 
 from dflash.config import EvaluateConfig
 from dflash.evaluate.paired import Resamples, Share
+from dflash.evaluate.prompts import drawn_together
 from dflash.evaluate.run import Evaluation
 from dflash.evaluate.text import aligned, clean_text
 from dflash.records import RivalRow, RivalTable
@@ -28,7 +29,7 @@ def rival_table(judged: Evaluation, baselines: Sequence[Evaluation], *, evaluate
         Plain decoding first, the judged drafter last.
     """
     contests = judged.contests
-    over = Resamples(len(contests), evaluate=evaluate)
+    over = Resamples(drawn_together([contest.prompt for contest in contests]), evaluate=evaluate)
     plain = over.speed([contest.plain for contest in contests])
     own_speed = over.speed([contest.speculative[judged.position] for contest in contests])
     own_tau = over.acceptance(judged)

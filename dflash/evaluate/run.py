@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 
 from dflash.config import EvaluateConfig
 from dflash.errors import EvaluationError, NotLosslessError
-from dflash.evaluate.bootstrap import IntArray, resample_counts
+from dflash.evaluate.bootstrap import IntArray, resample_groups
 from dflash.evaluate.candidates import Candidate
 from dflash.evaluate.contest import Contest, DecodeSettings, Progress, run_contests
 from dflash.evaluate.decode import DecodeLimits, SpeculativeTrace
 from dflash.evaluate.lossless import NearTie, explain_difference
 from dflash.evaluate.metrics import VerificationTable, acceptance_metrics, survival_untruncated, verification_table
-from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.prompts import EvalPrompt, drawn_together, repeated_prompts, require_room
 from dflash.evaluate.result_slices import prompt_set_entries, slices_of
 from dflash.evaluate.slices import alarms, bigram_accuracy
 from dflash.evaluate.state_proof import StateProof, prove_state
@@ -105,7 +105,7 @@ def evaluate_candidates(
     decoding = DecodeSettings(limits, Sampling(evaluate.temperature, evaluate.seed), evaluate.batch_size)
     state = prove_state(target, _proof_prompts(prompts, evaluate.batch_size), block_size=block_size, seed=evaluate.seed)
     contests = tuple(run_contests(target, candidates, prompts, settings=decoding, progress=progress))
-    counts = resample_counts(len(prompts), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
+    counts = resample_groups(drawn_together(prompts), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
     session = _Session(target, evaluate, decoding, state, contests, counts)
     return tuple(_evaluated(session, candidate, position) for position, candidate in enumerate(candidates))
 
@@ -195,7 +195,7 @@ def _result(
         differing_prompts=len(near_ties),
         near_tie_prompts=sum(near_tie.excused for near_tie in near_ties.values()),
         divergence_frac=len(near_ties) / len(contests),
-        warnings=(*faults, *found),
+        warnings=(*faults, *found, *repeated_prompts([contest.prompt for contest in contests])),
         batch_size=session.evaluate.batch_size,
         prompt_sets=prompt_set_entries([contest.prompt for contest in contests]),
     )
@@ -239,12 +239,10 @@ def _check_prompts(target: Target, prompts: Sequence[EvalPrompt], evaluate: Eval
         raise EvaluationError(
             f"two evaluation prompts have the id {twice!r}: samples are keyed by it", remedy="give every prompt an id of its own"
         )
-    limit = target.info.max_position_embeddings
-    longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
-    needed = len(longest.prompt_ids) + evaluate.max_new_tokens + block_size
-    if limit is not None and needed > limit:
-        raise EvaluationError(
-            f"prompt {longest.id!r} has {len(longest.prompt_ids)} tokens; with evaluate.max_new_tokens {evaluate.max_new_tokens} "
-            f"and a block it needs {needed} positions, the target has {limit}",
-            remedy="lower evaluate.max_new_tokens or take the longest prompts out",
-        )
+    require_room(
+        prompts,
+        positions=target.info.max_position_embeddings,
+        new_tokens=evaluate.max_new_tokens,
+        block_size=block_size,
+        key="evaluate.max_new_tokens",
+    )

@@ -6,7 +6,7 @@ width of a verification, equal to its `--speculative-dflash-block-size`). Layers
 layout counts decoder layers from 0 as SGLang does and vLLM adds 1; the speculators layout counts hidden states as vLLM does.
 
 Sources: z-lab/dflash README (15 and 16 for a block of 16), vllm/v1/spec_decode/dflash.py, vllm/v1/worker/gpu/spec_decode
-(`get_eagle3_aux_layers_from_config`), sglang/srt/server_args.py.
+(`get_eagle3_aux_layers_from_config`), sglang/srt/server_args.py (`_handle_mamba_radix_cache`).
 """
 
 from __future__ import annotations
@@ -152,6 +152,10 @@ def _notes(engine: EngineName, drafter: ServedDrafter, size: int) -> tuple[str, 
         )
     else:
         notes.append("SGLang needs a version that knows --speculative-algorithm DFLASH")
+        notes.append(
+            "a target with linear-attention layers (Qwen3-Next, Qwen3.5 and later) needs --disable-radix-cache on both servers: "
+            "SGLang refuses drafts beside the way it keeps prefixes of such targets by default"
+        )
     return tuple(notes)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from dflash.config import EvaluateConfig
 from dflash.errors import EvaluationError
-from dflash.evaluate.bootstrap import IntArray, resample_counts
+from dflash.evaluate.bootstrap import IntArray, resample_groups
 from dflash.evaluate.lossless import NearTie
 from dflash.evaluate.metrics import VerificationTable, acceptance_metrics, survival_untruncated
-from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.prompts import EvalPrompt, drawn_together, repeated_prompts
 from dflash.evaluate.result_slices import prompt_set_entries
 from dflash.evaluate.served_account import Account, figures_of_all, figures_of_answers, reconcile, steps_table
 from dflash.evaluate.served_client import Known
@@ -126,7 +126,7 @@ def served_result(
     """
     prompts, differing = asked.prompts, comparison.differing
     table = steps_table(asked.replies, accounts) if len(accounts) == len(asked.replies) else None
-    counts = resample_counts(len(prompts), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
+    counts = resample_groups(drawn_together(prompts), samples=evaluate.bootstrap_samples, seed=evaluate.seed)
     figures, slices, found = _figures(asked, accounts, table, positions=positions[0], counts=counts, confidence=evaluate.confidence)
     unjudged = differing is not None and any(tie is None for tie in differing.values())
     ties = sum(tie is not None and tie.excused for tie in (differing or {}).values())
@@ -149,7 +149,7 @@ def served_result(
         near_tie_prompts=None if differing is None or unjudged else ties,
         divergence_frac=None if differing is None else len(differing) / len(prompts),
         batch_size=concurrency,
-        warnings=(*_faults(prompts, comparison), *_mismatch(positions), *found),
+        warnings=(*_faults(prompts, comparison), *_mismatch(positions), *found, *repeated_prompts(prompts)),
         prompt_sets=prompt_set_entries(prompts),
         **figures,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash.evaluate.bootstrap import IntArray, percentile_interval, resampled_ratios, widened
+from dflash.evaluate.bootstrap import IntArray, drawn_apart, percentile_interval, resampled_ratios, widened
 from dflash.evaluate.metrics import VerificationTable, acceptance_metrics
 
 FIRST_EDGE_TOKENS = 32
@@ -144,6 +144,7 @@ def _slice(
         "drafted_per_position": list(figures.drafted_per_position),
         "reached_per_position": list(figures.reached_per_position),
         "accepted_per_position": list(figures.accepted_per_position),
+        "acceptance_histogram": list(figures.acceptance_histogram),
     }
 
 
@@ -167,8 +168,8 @@ def _context_alarm(table: VerificationTable, *, prompts: int, counts: IntArray, 
     bins = context_bins(table.context_tokens)
     near_part, far_part = (table.select(bins == index) for index in (judged[0], judged[-1]))
     short, long = (_resampled_length(part, prompts, counts) for part in (near_part, far_part))
-    fewest = min(np.unique(part.prompt).size for part in (near_part, far_part))
-    low, high = percentile_interval(long / short, confidence=widened(confidence, prompts=int(fewest)))
+    fewest = min(drawn_apart(counts, np.isin(np.arange(prompts), part.prompt)) for part in (near_part, far_part))
+    low, high = percentile_interval(long / short, confidence=widened(confidence, prompts=fewest))
     if np.isnan(high) or high >= FALL_FRAC:
         return []
     near, far = bin_edges(judged[0]), bin_edges(judged[-1])

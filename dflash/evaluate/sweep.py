@@ -13,7 +13,7 @@ from dflash.errors import EvaluationError
 from dflash.evaluate.candidates import Candidate
 from dflash.evaluate.contest import Progress
 from dflash.evaluate.paired import Resamples, Share
-from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.prompts import EvalPrompt, drawn_together
 from dflash.evaluate.run import Evaluation, evaluate_candidates
 from dflash.model.target import Target
 from dflash.records import SweepCell
@@ -93,7 +93,7 @@ def sweep_cells(evaluations: Sequence[Evaluation], *, evaluate: EvaluateConfig) 
         evaluate: temperature, batch size and bootstrap that they were made with.
     """
     contests = evaluations[0].contests
-    over = Resamples(len(contests), evaluate=evaluate)
+    over = Resamples(drawn_together([contest.prompt for contest in contests]), evaluate=evaluate)
     plain = over.speed([contest.plain for contest in contests])
     speeds = [over.speed([contest.speculative[each.position] for contest in contests]) for each in evaluations]
     fastest = max([plain, *speeds], key=lambda speed: speed.pooled)

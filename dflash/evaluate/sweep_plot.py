@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING, Any
 
 from dflash.evaluate.sweep_text import gain_text, setting_text
@@ -79,11 +80,12 @@ def _panel(axes: Axes, result: SweepResult, temperature: float) -> None:
 
 
 def _bars(cells: list[SweepCell]) -> list[list[float]]:
+    """Below and above its speed; no number, hence no bar, where one prompt has no interval."""
     below, above = [], []
     for cell in cells:
-        low, _ = cell.tokens_per_s_ci or (cell.tokens_per_s, cell.tokens_per_s)
-        below.append(max(cell.tokens_per_s - low, 0.0))
-        above.append(_high(cell) - cell.tokens_per_s)
+        ends, speed = cell.tokens_per_s_ci, cell.tokens_per_s
+        below.append(math.nan if ends is None else max(speed - ends[0], 0.0))
+        above.append(math.nan if ends is None else max(ends[1] - speed, 0.0))
     return [below, above]
 
 

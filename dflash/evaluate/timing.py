@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.evaluate.bootstrap import FloatArray, IntArray, interval_over, resampled_ratios
+from dflash.evaluate.bootstrap import FloatArray, IntArray, drawn_apart, interval_over, resampled_ratios
 from dflash.evaluate.decode import PlainTrace, SpeculativeTrace
 
 
@@ -77,7 +77,7 @@ def measure_timing(
         plain_s_per_token=float(slow),
         speculative_s_per_token=float(fast),
         speedup=float(slow / fast),
-        speedup_ci=interval_over(resampled, prompts=int(timed.sum()), confidence=confidence),
+        speedup_ci=interval_over(resampled, prompts=drawn_apart(counts, timed), confidence=confidence),
         speedup_median=float(np.median(own)) if own.size else float(slow / fast),
         target_frac=sum(trace.target_s for trace in speculative) / float(fast_s.sum()),
         drafter_frac=sum(trace.drafter_s for trace in speculative) / float(fast_s.sum()),

@@ -15,7 +15,7 @@ from dflash.data.quarantine import BadRowError
 from dflash.data.render import ChatRenderer
 from dflash.data.synthetic import prompt_hash
 from dflash.errors import EvaluationError
-from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.prompts import EvalPrompt, require_room
 from dflash.model.generate import generate_batch
 from dflash.model.target import Target
 from dflash.records import Message
@@ -37,10 +37,17 @@ def with_later_turns(
         stop_ids: tokens that end an answer.
 
     Raises:
-        EvaluationError: the chat template refuses a later turn.
+        EvaluationError: the chat template refuses a later turn, or a turn is too long for the target.
     """
 
     def answer(asked: Sequence[EvalPrompt]) -> list[list[int]]:
+        require_room(
+            asked,
+            positions=target.info.max_position_embeddings,
+            new_tokens=evaluate.max_new_tokens,
+            block_size=1,
+            key="evaluate.max_new_tokens",
+        )
         answers: list[list[int]] = []
         for first in range(0, len(asked), evaluate.batch_size):
             batch = asked[first : first + evaluate.batch_size]
@@ -111,5 +118,6 @@ def _next_turn(prompt: EvalPrompt, answer: Sequence[int], head: str, renderer: C
         # Of all that was asked: what follows is often the same few words ("Explain that again").
         prompt_hash=prompt_hash("\n".join(said)),
         turn=turn,
+        first_turn=head,
         question=replace(question, conversation=replace(chat, id=identifier, messages=messages), later_turns=tuple(later)),
     )

@@ -19,7 +19,7 @@ from dflash.evaluate.hardware import describe_machine
 from dflash.evaluate.metrics import VerificationTable
 from dflash.evaluate.page import evaluation_page
 from dflash.evaluate.plots import draw_plots
-from dflash.evaluate.prompts import EvalPrompt
+from dflash.evaluate.prompts import EvalPrompt, drawn_together
 from dflash.evaluate.run import Evaluation
 from dflash.evaluate.stored import EVIDENCE_FILE, PROMPTS_FILE, REPORT_FILE, RESULT_FILE, VERIFICATIONS_FILE
 from dflash.records import to_json
@@ -119,6 +119,7 @@ def verifications_parquet(table: VerificationTable, asked: Sequence[EvalPrompt],
 
 def _prompt_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
     rows = []
+    groups = drawn_together([contest.prompt for contest in evaluation.contests])
     for index, contest in enumerate(evaluation.contests):
         trace = contest.speculative[evaluation.position]
         verifications = len(trace.verifications)
@@ -130,6 +131,7 @@ def _prompt_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
                 "kind": contest.prompt.kind,
                 "dataset": contest.prompt.dataset,
                 "turn": contest.prompt.turn,
+                "drawn_as": groups[index],
                 "language": contest.prompt.language,
                 "domain": contest.prompt.domain,
                 "prompt_hash": contest.prompt.prompt_hash,

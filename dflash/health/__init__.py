@@ -16,7 +16,7 @@ from dflash.health.narrow import narrowed
 from dflash.health.reader import LogCursor, ReadResult, read_new, read_new_from, start_cursor
 from dflash.health.report import PICTURES_FOLDER, render_html, render_text, write_report
 from dflash.health.run import check_run, checker_of
-from dflash.health.series import SeriesPoint, judge_series
+from dflash.health.series import SeriesJudge, SeriesPoint
 from dflash.health.sources import LocalLog, LogSource, Piece, blocks_of
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "ReadResult",
     "Remedy",
     "Rows",
+    "SeriesJudge",
     "SeriesPoint",
     "blocks_of",
     "check_run",
@@ -45,7 +46,6 @@ __all__ = [
     "damage_of",
     "explain",
     "history_rows",
-    "judge_series",
     "narrowed",
     "parse_map",
     "read_new",

@@ -33,7 +33,7 @@ from dflash.health.panel import Panel, PanelState, Snapshot
 from dflash.health.verdict import Evidence, judge
 from dflash.records import Finding, HealthReport
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 _STRETCH_RECORDS = 256  # judged at once: long enough to be fast, short enough to stay in the processor's cache
 _START_ANEW = "delete the state file: the log is then read from its beginning"
 _SEGMENT_EVENTS = frozenset({"start", "resume", "rollback_end"})

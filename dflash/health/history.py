@@ -119,12 +119,12 @@ class Save(msgspec.Struct, array_like=True):
 
 
 class Probe(msgspec.Struct, array_like=True):
-    """An acceptance probe: the step of its checkpoint, its acceptance length, and the interval of that."""
+    """An acceptance probe: the step of its checkpoint, its acceptance length, and the interval of that, None of a single prompt."""
 
     step: int
     length: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class History(msgspec.Struct):
@@ -189,7 +189,7 @@ class History(msgspec.Struct):
 
     def _see_probe(self, event: EventLine) -> None:
         length, ends = event.details["acceptance_length"], event.details.get("acceptance_ci")
-        low, high = ends if isinstance(ends, list) and len(ends) == 2 else (length, length)
+        low, high = ends if isinstance(ends, list) and len(ends) == 2 else (None, None)
         try:
             probe = msgspec.convert((event.step, length, low, high), Probe)
         except msgspec.ValidationError:

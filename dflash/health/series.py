@@ -5,7 +5,6 @@ Records are numbered in order, because such logs often record every k-th step: w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dflash.config import HealthConfig
@@ -76,19 +75,6 @@ class SeriesJudge:
     def gradient_band(self) -> tuple[float | None, float | None]:
         """(usual gradient norm, norm where a spike begins) now; None while they are being learnt."""
         return self._gradient.usual_and_limit(str(_BUCKET))
-
-
-def judge_series(points: Iterable[SeriesPoint], *, health: HealthConfig) -> list[Finding]:
-    """Findings about a series, in record numbers from 0.
-
-    Args:
-        points: records in order, of one bucket.
-        health: thresholds.
-    """
-    judge = SeriesJudge(health)
-    for point in points:
-        judge.feed(point)
-    return judge.findings()
 
 
 def _record(number: int, point: SeriesPoint) -> StepLine:

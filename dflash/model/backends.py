@@ -92,7 +92,7 @@ def choose_attention(
         DeviceError: flex attention is insisted on and its probe fails.
     """
     choice = _choose(config, wanted, device, dtype)
-    logger.info("attention backend: %s (%s)", choice.backend.name, choice.reason)
+    logger.info("attention: %s (%s)", choice.backend.name, choice.reason)
     return choice
 
 

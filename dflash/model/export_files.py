@@ -48,7 +48,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DrafterError(f"{file} cannot be read: {error}", remedy=_REMEDY) from error
     if not isinstance(raw, dict):
         raise DrafterError(f"{file} holds no object", remedy=_REMEDY)
@@ -102,6 +102,8 @@ def write_files(folder: Path, raw: Mapping[str, Any], tensors: Mapping[str, Tens
     folder.mkdir(parents=True)
     save_file(dict(tensors), folder / WEIGHTS_NAME, metadata={"format": "pt"})
     (folder / CONFIG_NAME).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    # safetensors makes its file private: whoever may read the configuration may read the weights, a server of another user too.
+    (folder / WEIGHTS_NAME).chmod((folder / CONFIG_NAME).stat().st_mode & 0o777)
     for path in (*folder.iterdir(), folder):  # so that the move that follows cannot expose an empty file after a crash
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -52,7 +52,7 @@ def load_target(config: TargetConfig, *, target_layer_ids: Sequence[int], device
     automatic = "float32" if device.type == "cpu" else "bfloat16"
     dtype = DTYPES[automatic if config.dtype == "auto" else config.dtype]
     disable_progress_bar()  # its bar would run through the progress lines of whoever loads; a load is logged as one line
-    logger.info("loading the target %s as %s on %s", info.location, str(dtype).removeprefix("torch."), device)
+    logger.info("loading the target %s as %s on %s", config.path, str(dtype).removeprefix("torch."), device)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             info.location,
@@ -62,7 +62,7 @@ def load_target(config: TargetConfig, *, target_layer_ids: Sequence[int], device
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of any kind: whatever building a model from a foreign configuration comes upon
         raise TargetError(
             f"target {info.location} cannot be loaded: {error}",
             remedy="check that its folder is complete and that it fits in memory",

@@ -146,13 +146,13 @@ def read_hf_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig
     """The folder's Hugging Face config.
 
     Raises:
-        TargetError: `config.json` is missing or of a type that the installed transformers does not know.
+        TargetError: `config.json` is missing, malformed, or of a type that the installed transformers does not know.
     """
     if not (folder / "config.json").is_file():
         raise TargetError(f"{folder} holds no config.json", remedy="give target.path as a Hugging Face model folder")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of any kind: the library believes the file until something does not work
         raise TargetError(
             f"{folder}/config.json cannot be used: {error}",
             remedy="use a model type of the installed transformers, or set target.trust_remote_code=true for a model you trust",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dflash.stages.champion_folder import Champion, champion_of
     from dflash.stages.compare import CompareStage, compare_stage
     from dflash.stages.doctor import doctor_stage
-    from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result, open_bench, settings_of_call
+    from dflash.stages.evaluate import EvaluationBench, baselines_of, evaluate_stage, load_result, open_bench, settings_of_call
     from dflash.stages.health import health_pictures, health_stage, load_report
     from dflash.stages.prepare import (
         DataStage,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         prepare_stage,
         view_plan,
     )
+    from dflash.stages.probe import give_way
     from dflash.stages.publish import Published, PublishRequest, publish_stage
     from dflash.stages.published import evaluate_published
     from dflash.stages.reference import ReferenceStage, reference_stage
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from dflash.stages.served import evaluate_served_stage, serve_command_stage
     from dflash.stages.spread import Spread, build_spread, spread_stage
     from dflash.stages.summary import closing_text, export_checkpoint, load_summary, summarise_stage
-    from dflash.stages.sweep import load_sweep, sweep_stage, sweep_text
+    from dflash.stages.sweep import load_sweep, open_sweep_bench, sweep_stage, sweep_text
     from dflash.stages.train import TrainStage, train_stage
 
 _HOMES = {
@@ -57,6 +58,7 @@ _HOMES = {
     "SelectStage": "select",
     "Spread": "spread",
     "TrainStage": "train",
+    "baselines_of": "evaluate",
     "build_data": "prepare",
     "build_spread": "spread",
     "CompareStage": "compare",
@@ -68,6 +70,7 @@ _HOMES = {
     "evaluate_served_stage": "served",
     "evaluate_stage": "evaluate",
     "export_checkpoint": "summary",
+    "give_way": "probe",
     "health_pictures": "health",
     "health_stage": "health",
     "list_runs": "run",
@@ -77,6 +80,7 @@ _HOMES = {
     "load_summary": "summary",
     "open_bench": "evaluate",
     "open_run": "run",
+    "open_sweep_bench": "sweep",
     "plan_stage": "prepare",
     "prepare_stage": "prepare",
     "publish_stage": "publish",
@@ -116,6 +120,7 @@ __all__ = [
     "SelectStage",
     "Spread",
     "TrainStage",
+    "baselines_of",
     "build_data",
     "build_spread",
     "closing_text",
@@ -126,6 +131,7 @@ __all__ = [
     "evaluate_served_stage",
     "evaluate_stage",
     "export_checkpoint",
+    "give_way",
     "health_pictures",
     "health_stage",
     "list_runs",
@@ -135,6 +141,7 @@ __all__ = [
     "load_summary",
     "open_bench",
     "open_run",
+    "open_sweep_bench",
     "plan_stage",
     "prepare_stage",
     "publish_stage",

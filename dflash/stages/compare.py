@@ -15,6 +15,7 @@ from dflash.compare.view import view_run
 from dflash.stages.run import reopen_run
 from dflash.stages.tracking import tracker_of
 from dflash.storage import atomic_write_text
+from dflash.train.runs import run_is_live
 
 FOLDER = "comparisons"
 PAGE_FILE = "comparison.html"
@@ -67,7 +68,8 @@ def compare_stage(run_dirs: Sequence[str | Path], *, output: Path | None, track:
 
 
 def _track(run_dir: Path, comparison: Comparison, files: Sequence[Path], names: str) -> None:
-    tracker = tracker_of(reopen_run(run_dir))
+    run = reopen_run(run_dir)
+    tracker = tracker_of(run)
     tracker.connect()
     for file in files:
         tracker.log_artifact(file, f"compare/{names}")
@@ -76,3 +78,5 @@ def _track(run_dir: Path, comparison: Comparison, files: Sequence[Path], names: 
         step = len(comparison.runs[-1].curves.loss)
         tracker.log_metrics({"compare/acceptance_difference": against.difference}, step=step)
         tracker.set_tags({"compared_with": comparison.runs[0].name, "compare_verdict": against.word})
+    if not run_is_live(run.paths):  # whoever adds something to an MLflow run opens it, and nobody else would close it
+        tracker.finish("FINISHED" if run.paths.summary.exists() else "KILLED")

@@ -25,8 +25,8 @@ from dflash.evaluate.turns import with_later_turns
 from dflash.evaluate.write import write_evaluation
 from dflash.model.drafter import Drafter
 from dflash.model.target import Target, load_target
-from dflash.records import DataManifest, EvaluationResult, RunPaths, from_json
-from dflash.stages.rivals import check_names, with_baselines, write_rivals
+from dflash.records import DataManifest, EvaluationResult, RivalTable, RunPaths, from_json
+from dflash.stages.rivals import check_names, read_rivals, with_baselines, write_rivals
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
 from dflash.tracking import evaluation_metrics
@@ -114,7 +114,7 @@ def evaluate_stage(
     )
     rivals = rival_table(evaluation, baselines, evaluate=config.evaluate, machine=describe_machine()) if baselines else None
     asked = settings_of_call(run)
-    folder = run.paths.eval_dir / f"{label_with(which, asked)}-step-{loaded.manifest.step}"
+    folder = _folder_of(run, which, loaded.manifest.step)
     with writing_alone(run.paths.eval_dir):
         files = [*write_evaluation(evaluation, folder), *write_rivals(rivals, folder)]
     tracker = tracker_of(run)
@@ -124,6 +124,15 @@ def evaluate_stage(
         tracker.log_artifact(file, f"eval/{folder.name}")
     require_lossless(evaluation.result)
     return evaluation.result
+
+
+def baselines_of(run: Run, result: EvaluationResult) -> RivalTable | None:
+    """The table beside a trained drafter's result of this call's settings; None if it had no baselines."""
+    return None if result.step is None else read_rivals(_folder_of(run, "trained", result.step))
+
+
+def _folder_of(run: Run, which: Which, step: int) -> Path:
+    return run.paths.eval_dir / f"{label_with(which, settings_of_call(run))}-step-{step}"
 
 
 def settings_of_call(run: Run, *, counted: Literal["sweep", "server"] | None = None) -> str:

@@ -103,9 +103,17 @@ def _figures(facts: CardFacts) -> str:
         f"Measured {md(facts.measured_at or 'at an unrecorded time')} on {md(facts.machine or 'an unrecorded machine')}. "
         f"Speed depends on that machine; acceptance on the prompts below."
     )
-    sets = [(each.name, each.origin, each.prompts, each.sha256) for each in facts.sets]
-    parts = [md_table(("", ""), rows), setting, md_table(("prompt set", "from", "prompts", "SHA-256"), sets)]
+    heads = ("prompt set", "acceptance length", "prompts", "from", "SHA-256")
+    sets = [(each.name, _of_set(result, each.name), each.prompts, each.origin, each.sha256) for each in facts.sets]
+    parts = [md_table(("", ""), rows), setting, md_table(heads, sets)]
     return "\n\n".join([*parts, *(f"Note: {md(text)}" for text in result.warnings)])
+
+
+def _of_set(result: EvaluationResult, name: str) -> str:
+    """Acceptance length on one of the prompt sets: the pooled figure alone hides what several of them are worth."""
+    part = result.slices.get("dataset", {}).get(name, {})
+    low, high = part.get("acceptance_ci", (None, None))
+    return _interval(part.get("acceptance_length"), None if low is None or high is None else (low, high), 2)
 
 
 def _serving(facts: CardFacts) -> str:
@@ -187,9 +195,13 @@ def _audit(audit: Sequence[CheckResult]) -> str:
 
 def _limits(facts: CardFacts) -> str:
     longest = facts.data.max_length_tokens
+    contexts = list(facts.result.slices.get("context_tokens", {}).values())
+    measured = "no context length was measured by itself"
+    if contexts:
+        measured = f"the longest contexts measured here have {contexts[-1]['from_tokens']} to {contexts[-1]['to_tokens']} tokens"
     lines = (
         "It fits this one target, revision and vocabulary; with any other the text stays right and the acceptance is lost.",
-        f"It was trained on samples of up to {longest} tokens; acceptance beyond that length was not measured here.",
+        f"It was trained on samples of up to {longest} tokens; {measured}.",
         "Another chat template, thinking mode or domain than those above can lower the acceptance length by a lot.",
         "Decoding stays lossless with any drafter; a bad one costs speed, never correctness.",
         "The figures come from the decoder of the project that trained it; no serving engine was part of the measurement.",

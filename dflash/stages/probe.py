@@ -1,7 +1,8 @@
 """Acceptance probes of a run's durable checkpoints: what the probing process does.
 
 Invariant: a checkpoint is probed once; its line in `probe/probes.jsonl` is durable before the next one is begun, and a probe that
-took its process down three times has failed. Only the weights are read, on a device of their own choice and with low priority.
+took its process down three times has failed. Only the weights are read, on a device of their own choice. Low priority belongs to
+a process that probes and does nothing else (`give_way`): nobody can take it back, so whoever calls the stage keeps his own.
 The hard decision: while a run goes on, the newest due checkpoint comes first, and of those behind it only the next few get their
 turn: a process that cannot keep up would tell late what is wanted now, and hold up the verdict on every checkpoint it owes.
 """
@@ -78,7 +79,6 @@ def probe_stage(run_dir: Path, *, parent_pid: int | None, on_probe: Callable[[Pr
         raise RunStateError(f"run {run.paths.root} has no probes", remedy="set probe.every_steps in its config.yaml")
     if parent_pid is not None and not die_with_parent(parent_pid):
         return []
-    os.setpriority(os.PRIO_PROCESS, 0, run.config.probe.niceness)
     torch.set_num_threads(run.config.probe.torch_threads)
     found: list[ProbeRecord] = []
     with hold_probes(run.paths) as writer:
@@ -97,6 +97,15 @@ def probe_stage(run_dir: Path, *, parent_pid: int | None, on_probe: Callable[[Pr
             else:
                 time.sleep(POLL_S)
     return found
+
+
+def give_way(run_dir: str | Path) -> None:
+    """Give this process the niceness of a run's probes, for good; only where it was started for them.
+
+    A process that is nicer already stays so: without privileges it could not come back, and it was meant to be.
+    """
+    niceness = reopen_run(run_dir).config.probe.niceness
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def give_up(run: Run, writer: ProbeWriter, *, reason: str) -> None:

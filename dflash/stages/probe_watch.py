@@ -248,7 +248,8 @@ class _Child:
                 start_new_session=True,
             )
         with suppress(ProcessLookupError, PermissionError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, self._niceness)  # at once: its imports alone take seconds
+            own = os.getpriority(os.PRIO_PROCESS, 0)  # a supervisor that was started with a higher one has no right to less
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, max(own, self._niceness))  # at once: its imports alone take seconds
 
 
 def _identity(record: ProbeRecord) -> tuple[int, int, str]:

@@ -31,7 +31,7 @@ from dflash.stages.export import newest_checkpoint, write_checkpoint
 from dflash.stages.model_card import model_card
 from dflash.stages.publish_audit import CARD_NAME, check_folder, is_published_file, require_passed, require_private
 from dflash.stages.published import measure_published
-from dflash.stages.register import register_drafter
+from dflash.stages.register import open_registry, register_drafter
 from dflash.stages.run import Run, reopen_run
 from dflash.storage import atomic_write_text
 
@@ -80,7 +80,7 @@ def publish_stage(request: PublishRequest, *, progress: Callable[[str, int, int]
     """Export, audit, describe and, if asked, register a drafter.
 
     Raises:
-        ConfigError: the licence, or the target's name on the hub, is missing.
+        ConfigError: the licence, or the target's name on the hub, is missing; or there is no registry to register in.
         RunStateError: the checkpoint was never evaluated.
         DrafterError: a check failed; nothing is left behind.
     """
@@ -90,6 +90,8 @@ def publish_stage(request: PublishRequest, *, progress: Callable[[str, int, int]
     dtype: DtypeName = request.dtype or ("float32" if config.cluster.device == "cpu" else "bfloat16")
     place = (request.output or run.paths.root / FOLDER / request.layout).resolve()
     _require_replaceable(place)
+    if request.register:
+        open_registry(run)  # a registry that cannot be used is told before anything is exported
     facts = card_facts(run, checkpoint, layout=request.layout, dtype=dtype, license_id=license_id, base_model=base_model)
     partial = partial_path(place)
     try:

@@ -79,9 +79,11 @@ def open_registry(run: Run) -> Registry:
 
 
 def model_name(run: Run) -> str:
-    """The registered model: configured, or named after the target, so that a champion competes with drafters of its own target."""
-    named = run.config.publish.registered_model
-    target = Path(run.config.publish.base_model or run.config.target.path).name
+    """The registered model: configured, or named after the target, so that a champion competes with drafters of its own target.
+
+    `publish.base_model` has no say: given in a single call it would crown a drafter in a registered model of its own.
+    """
+    named, target = run.config.publish.registered_model, Path(run.config.target.path).name
     return named or f"dflash-{''.join(char if char.isalnum() or char in '._-' else '-' for char in target)}"[:128]
 
 

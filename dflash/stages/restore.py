@@ -1,6 +1,7 @@
 """Bringing checkpoints back from the store that they were copied to, after a local disk is lost.
 
-Invariant: what comes back is verified before it gets a checkpoint's name; a damaged copy is passed over for the one before it.
+Invariant: what comes back is verified before it gets a checkpoint's name; a damaged copy is passed over for the one before it, and
+one that a later segment has gone back behind is none.
 The run's folder must be prepared again first (the same configuration gives the same plan); training then continues from the copy
 as from any checkpoint, and refuses one that belongs to another run.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dflash.checkpoint.remote import list_copies, restore_copy
+from dflash.checkpoint.remote import list_copies, live_copies, restore_copy
 from dflash.errors import CheckpointError, RunStateError
 from dflash.records import CheckpointManifest
 from dflash.stages.run import reopen_run
@@ -38,7 +39,7 @@ def restore_stage(run_dir: str | Path) -> CheckpointManifest:
     if run_is_live(run.paths):
         raise RunStateError(f"run {run.paths.root} is being trained right now", remedy="stop it first")
     store = run_store(location, run.paths)
-    for copy in reversed(list_copies(store)):
+    for copy in reversed(live_copies(list_copies(store))):
         if run.paths.checkpoint(copy.step).exists():
             raise RunStateError(
                 f"{run.paths.checkpoint(copy.step)} is there already, and no copy is newer",

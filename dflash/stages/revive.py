@@ -1,7 +1,7 @@
 """A dead run: its flow's process is gone without a word. What it left is reaped, its flow run gets a true state, a new one starts.
 
 Invariant: however often this is interrupted and repeated, and however many do it at once, one death leads to one new flow run: the
-idempotency key is made of the dead flow run's id, and the note that ends the attempt is written last.
+idempotency key is made of the dead flow run's id and the attempt's number, and the note that ends the attempt is written last.
 Hard decision: who asks for the run to go on is the server's record of the dead flow run. One that was cancelled, or that somebody
 gave an end, or that the server does not know, is closed and not started again; neither is a halted run, or one that dies too often.
 """
@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from dflash.checkpoint import read_ledger
 from dflash.config import Config
-from dflash.errors import RunStateError
+from dflash.errors import HaltedError, RunStateError
 from dflash.records import RollbackEntry, RunPaths
 from dflash.stages.run import newest_run, reopen_run
 from dflash.train.attempts import (
@@ -40,6 +40,9 @@ from dflash.train.restarts import RestartBudget
 from dflash.train.runs import hold_run
 
 logger = logging.getLogger(__name__)
+
+HALTED = HaltedError.__name__
+"""How a flow run ended whose run was halted."""
 
 SILENT_BEATS = 5.0
 """Heartbeats that are missing before a supervisor counts as silent."""
@@ -120,7 +123,7 @@ def _revive(config: Config, paths: RunPaths, attempt: Attempt, server: FlowRuns,
         server.give(attempt.flow_run, fate.state, message)
     continued_by = None
     if fate.again:
-        continued_by = server.start(attempt, key=f"dflash-again-{attempt.flow_run}")
+        continued_by = server.start(attempt, key=f"dflash-again-{attempt.flow_run}-{attempt.number}")
         announce_attempt(paths, attempt, flow_run=continued_by)
     how = DIED if known in ("waiting", "alive", "crashed") else known
     end_attempt(paths, attempt.flow_run, how=how, records=records, continued_by=continued_by)
@@ -129,12 +132,22 @@ def _revive(config: Config, paths: RunPaths, attempt: Attempt, server: FlowRuns,
 
 
 def _tell_ends(paths: RunPaths, server: FlowRuns) -> None:
-    """Flow runs that ended in order, but were killed while the server was away, get the state that they would have reported."""
+    """Flow runs that ended in order, but were killed before the server had heard of it, get the state that is theirs."""
     for attempt, end in untold_ends(paths):
-        if server.known(attempt.flow_run) in ("waiting", "alive"):
-            state: Given = "Completed" if end.how == FINISHED else "Failed"
-            server.give(attempt.flow_run, state, f"run {paths.root.name}: ended with {end.how!r}; told by a health check")
+        state = _state_owed(server.known(attempt.flow_run), end.how)
+        if state is not None:
+            reason = f"halted: {_halt_reason(paths)}" if end.how == HALTED else f"ended with {end.how!r}"
+            server.give(attempt.flow_run, state, f"run {paths.root.name}: {reason}; told by a health check")
         note_told(paths, attempt.flow_run)
+
+
+def _state_owed(known: Known, how: str) -> Given | None:
+    """What the server has not heard: one that is only on its way to `Cancelled` holds its deployment's slot for ever."""
+    if known == "cancelled":
+        return "Cancelled"
+    if known in ("waiting", "alive") or (known == "crashed" and how in (FINISHED, HALTED)):
+        return "Completed" if how == FINISHED else "Failed"
+    return None
 
 
 def _reaped(paths: RunPaths) -> bool:

@@ -105,8 +105,13 @@ def write_rivals(table: RivalTable | None, folder: Path) -> list[Path]:
 def load_rivals(paths: RunPaths) -> RivalTable | None:
     """The table of a run's newest trained evaluation; None if it had no baselines."""
     folder = newest_evaluation(paths.eval_dir, "trained")
-    file = None if folder is None else folder / BASELINES_FILE
-    return from_json(RivalTable, file.read_bytes(), origin=str(file)) if file is not None and file.is_file() else None
+    return None if folder is None else read_rivals(folder)
+
+
+def read_rivals(folder: Path) -> RivalTable | None:
+    """The table of an evaluation's folder; None if it had no baselines."""
+    file = folder / BASELINES_FILE
+    return from_json(RivalTable, file.read_bytes(), origin=str(file)) if file.is_file() else None
 
 
 def _candidate(target: Target, rival: _Rival, *, block_size: int | None) -> Candidate:

@@ -108,10 +108,12 @@ def _trains_the_same(paths: RunPaths, config: Config) -> bool:
 def _refuse_halted(paths: RunPaths) -> None:
     request = halted_by(paths)
     if request is not None:
+        # A decision stands in the ledger as well, so without its request the run would be halted all the same.
+        removal = f", or remove {paths.requests_dir / request.key}.json to continue this run all the same"
         raise RunStateError(
             f"run {paths.root} was halted by {request.requested_by}: {request.reason}",
-            remedy=f"read {paths.health_dir / 'report.html'}; begin anew under another run.name, or remove "
-            f"{paths.requests_dir / request.key}.json to continue this run all the same",
+            remedy=f"read {paths.health_dir / 'report.html'}; begin anew under another run.name"
+            f"{removal if request.plan is None else ''}",
         )
 
 

@@ -148,11 +148,17 @@ def serve_command_stage(run: Run, *, engine: EngineName) -> ServeCommands:
         max_positions=info.max_position_embeddings,
         dtype=_served_dtype(run.config),
     )
+    notes = [*commands.notes]
+    if engine == "vllm":
+        notes.append(
+            "for the speed-up start both servers with --enable-per-request-metrics as well, and evaluate with "
+            "--set evaluate.server.concurrency=1"
+        )
     sweep = load_sweep(run.paths)
-    if sweep is None:
-        return commands
-    note = f"in this process, on {clean_text(sweep.machine)}, step {sweep.step} was fastest with {setting_text(sweep.best)}"
-    return dataclasses.replace(commands, notes=(*commands.notes, note))
+    if sweep is not None:
+        best = setting_text(sweep.best)
+        notes.append(f"in this process, on {clean_text(sweep.machine)}, step {sweep.step} was fastest with {best}")
+    return dataclasses.replace(commands, notes=tuple(notes))
 
 
 def _served_dtype(config: Config) -> DtypeName:

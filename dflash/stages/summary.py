@@ -17,7 +17,7 @@ from dflash.stages.health import health_pictures, health_stage
 from dflash.stages.rivals import load_rivals
 from dflash.stages.run import Run, read_reused
 from dflash.stages.sweep import load_sweep
-from dflash.stages.tracking import tracker_of
+from dflash.stages.tracking import description_of, forwarder_of
 from dflash.storage import atomic_write_text
 from dflash.train.follow import LogFollower
 from dflash.train.progress import read_account
@@ -36,7 +36,9 @@ def summarise_stage(run: Run) -> RunSummary:
         raise RunStateError(f"run {paths.root} was never trained", remedy="train first: python -m dflash train CONFIG")
     report = health_stage(paths.root, act=False, ended=True)
     export_checkpoint(run, paths.checkpoint(step))
-    tracker = tracker_of(run)
+    forwarder = forwarder_of(run, describe=description_of(run))
+    forwarder.forward()  # what the store could not take during the training
+    tracker = forwarder.tracker
     tracker.connect()
     summary = _gather(paths, step, health_verdict=report.verdict, mlflow_run_id=tracker.run_id)
     atomic_write_text(paths.summary, to_json(summary, indent=2))
@@ -77,7 +79,7 @@ def closing_text(run: Run, summary: RunSummary) -> str:
     """The closing table, with the commands that open what the run left behind."""
     python = _python_command()
     commands = (
-        "make ui        # Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000",
+        "make ui        # Prefect on 127.0.0.1:4200, MLflow on 127.0.0.1:5000",
         "make ui-down   # stops them",
         f"{python} -m dflash health {run.paths.root}",
         f"{python} -m dflash compare {run.paths.root} OTHER_RUN",

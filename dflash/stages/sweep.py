@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from dflash.checkpoint import load_drafter
-from dflash.errors import NotLosslessError
+from dflash.errors import EvaluationError, NotLosslessError
 from dflash.evaluate.candidates import Candidate, drafter_candidate
 from dflash.evaluate.hardware import describe_machine
 from dflash.evaluate.stored import SWEEP_FILE, SWEEP_PICTURE, SWEEP_TEXT, newest_sweep, writing_alone
@@ -15,12 +17,32 @@ from dflash.evaluate.sweep_plot import draw_sweep
 from dflash.evaluate.sweep_text import setting_text, sweep_table
 from dflash.model.drafter import Drafter
 from dflash.records import RunPaths, SweepResult, from_json, to_json
-from dflash.stages.evaluate import EvaluationBench, label_with, settings_of_call
+from dflash.stages.evaluate import EvaluationBench, label_with, open_bench, settings_of_call
 from dflash.stages.export import newest_checkpoint
+from dflash.stages.rivals import check_names
 from dflash.stages.run import Run
 from dflash.stages.tracking import tracker_of
 from dflash.storage import atomic_write_bytes, atomic_write_text
 from dflash.tracking import sweep_metrics
+
+logger = logging.getLogger(__name__)
+
+
+def open_sweep_bench(run: Run) -> EvaluationBench:
+    """Load a run's target and held-out prompts for a sweep.
+
+    It decodes no baselines: what the run's configuration says of them stops the evaluation, not this, and is told.
+
+    Raises:
+        EvaluationError: a prompt was trained on, or template flags differ from the data set's.
+    """
+    config = run.config
+    try:
+        check_names(config.evaluate.baselines)
+    except EvaluationError as error:
+        logger.warning("the sweep decodes no baselines and goes on, an evaluation would stop: %s", error.what)
+    alone = config.evaluate.model_copy(update={"baselines": ()})
+    return open_bench(dataclasses.replace(run, config=config.model_copy(update={"evaluate": alone})))
 
 
 def sweep_stage(run: Run, bench: EvaluationBench, *, progress: Callable[[str, int, int], None]) -> SweepResult:

@@ -7,16 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dflash.config import flat_params
-from dflash.data.pointer import read_data_pointer
-from dflash.data.prepare import load_data, read_preview
 from dflash.errors import DflashError, InterruptedRunError
 from dflash.records import RunPaths
 from dflash.stages.health import critical_spans, health_stage
 from dflash.stages.probe_watch import ProbeWatch, probe_watch
 from dflash.stages.run import Run
-from dflash.stages.tracking import segment_tracker, tracker_of
-from dflash.tracking import LogForwarder, Tracker
+from dflash.stages.tracking import description_of, forwarder_of
+from dflash.tracking import LogForwarder
 from dflash.train.progress import TrainProgress, read_account, read_progress
 from dflash.train.supervisor import supervise
 
@@ -55,20 +52,9 @@ def train_stage(run: Run, *, on_progress: Callable[[TrainProgress], None]) -> Tr
         NonFiniteLimitError, TrainerCrashedError, InterruptedRunError: see their texts.
     """
     paths = run.paths
-    pointer = read_data_pointer(paths)
-    data = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes")
-
-    def describe(tracker: Tracker) -> None:
-        tracker.log_params(flat_params(run.config))
-        tracker.log_dataset(data.manifest, data.location, preview_html=read_preview(data))
-
-    first = tracker_of(run)
-    describe(first)
-    forwarder = LogForwarder(
-        paths,
-        first,
-        begin_segment=lambda event: segment_tracker(run, event, abandoned=forwarder.tracker, describe=describe),
-    )
+    describe = description_of(run)
+    forwarder = forwarder_of(run, describe=describe)
+    describe(forwarder.tracker)
     try:
         with probe_watch(run) as probes:
             tick = _Tick(run, forwarder, on_progress, probes)

@@ -30,8 +30,9 @@ CHUNK_BYTES = 1 << 20
 """Bytes of log sent between two writes of the offset: about 800 records, 0.3 s on SQLite."""
 
 
-BeginSegment = Callable[[Mapping[str, Any]], Tracker]
-"""Ends the abandoned segment's MLflow run and opens one for the segment that a `rollback_end` event announces."""
+BeginSegment = Callable[[Mapping[str, Any]], Tracker | None]
+"""Ends the abandoned segment's MLflow run and opens one for the segment that a `rollback_end` event announces; None if the store
+was away, and it has to be done again."""
 
 
 class LogForwarder:
@@ -40,7 +41,7 @@ class LogForwarder:
     Args:
         paths: the run's folder.
         tracker: where the records go.
-        begin_segment: called with each `rollback_end` event of the log, once.
+        begin_segment: called with each `rollback_end` event of the log; again after a crash, or after the store was away.
     """
 
     def __init__(self, paths: RunPaths, tracker: Tracker, *, begin_segment: BeginSegment) -> None:
@@ -64,7 +65,8 @@ class LogForwarder:
             data, offset = _complete_lines(self._paths.log, state.log_offset_bytes)
             data, rollback = _up_to_rollback(data)
             if rollback is not None and not data:
-                self._enter_segment(rollback, state, offset=offset)
+                if not self._enter_segment(rollback, state, offset=offset):
+                    break
                 continue
             records = _new_steps(data, state.last_step)
             if not data:
@@ -85,11 +87,20 @@ class LogForwarder:
             if _PROBE_MARK in line and (event := _event(line)) and event.get("event") == "acceptance_probe":
                 self._tracker.log_metrics(probe_metrics(event["details"]), step=event["step"])
 
-    def _enter_segment(self, line: bytes, state: TrackingState, *, offset: int) -> None:
-        """Go on behind a `rollback_end` line, in the MLflow run of the segment that it announces."""
-        # A crash in between finds the line passed and the old run still current: one run too few, never one too many.
-        save_state(self._paths.tracking_state, replace(state, log_offset_bytes=offset + len(line), sending=False))
-        self._tracker = self._begin_segment(json.loads(line))
+    def _enter_segment(self, line: bytes, state: TrackingState, *, offset: int) -> bool:
+        """Go on behind a `rollback_end` line, in the MLflow run of the segment that it announces; False while the store is away.
+
+        The line is passed last: a crash before that finds the line again, and either nothing done or the new run current.
+        """
+        event = json.loads(line)
+        if event["segment"] > state.segment:
+            tracker = self._begin_segment(event)
+            if tracker is None or not tracker.connect():
+                return False
+            self._tracker = tracker
+        current = load_state(self._paths.tracking_state) or state
+        save_state(self._paths.tracking_state, replace(current, log_offset_bytes=offset + len(line), sending=False))
+        return True
 
 
 def _complete_lines(log: Path, offset: int) -> tuple[bytes, int]:

@@ -39,7 +39,9 @@ def store_uri(config: Config, environment: Mapping[str, str]) -> str:
     return uri
 
 
-def open_tracker(config: Config, *, run_name: str, group: str, segment: int, state_path: Path) -> Tracker:
+def open_tracker(
+    config: Config, *, run_name: str, group: str, segment: int, state_path: Path, more_tags: Mapping[str, str]
+) -> Tracker:
     """The tracker of one segment of a run; the MLflow run is created, or found again, when something is first logged.
 
     Args:
@@ -48,6 +50,7 @@ def open_tracker(config: Config, *, run_name: str, group: str, segment: int, sta
         group: what runs are compared by (the configuration's run name).
         segment: number of this stretch of the run; another segment gets its own MLflow run.
         state_path: `RunPaths.tracking_state`.
+        more_tags: of the MLflow run, if it is created here.
 
     Raises:
         TrackingError: the configured address cannot be one.
@@ -58,7 +61,7 @@ def open_tracker(config: Config, *, run_name: str, group: str, segment: int, sta
     experiment = config.tracking.experiment
     is_database = urlsplit(uri).scheme.partition("+")[0] in DATABASE_SCHEMES
     artifact_root = Path(config.run.root) / "mlartifacts" if is_database else None
-    tags = {TAG_GROUP: group, TAG_SEGMENT: str(segment), TAG_RUN: run_name}
+    tags = {TAG_GROUP: group, TAG_SEGMENT: str(segment), TAG_RUN: run_name, **more_tags}
     store, earlier = redact_text(uri), load_state(state_path)
     state = TrackingState(
         store=store, experiment=experiment, run_id="", segment=segment, log_offset_bytes=0, last_step=NO_STEP, sending=False

@@ -113,6 +113,13 @@ class Store:
         with translated():
             return str(self._client.create_run(self._experiment_id, run_name=name, tags=dict(tags)).info.run_id)
 
+    def find_run(self, tags: Mapping[str, str]) -> str | None:
+        """Id of a run that has not been deleted and has all these tags; None if there is none."""
+        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        with translated():
+            found = self._client.search_runs([self._experiment_id], filter_string=wanted, max_results=1)
+        return str(found[0].info.run_id) if found else None
+
     def continue_run(self, run_id: str) -> bool:
         """Mark a run as running again; returns False if it does not exist (any more)."""
         try:

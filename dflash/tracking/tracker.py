@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from dflash.errors import TrackingError
 from dflash.records import DataManifest
-from dflash.tracking.names import step_metrics
+from dflash.tracking.names import TAG_PARENT_RUN, TAG_SEGMENT, step_metrics
 from dflash.tracking.redact import redact_params, redact_text
 from dflash.tracking.state import NO_STEP, TrackingState, load_state, save_state
 from dflash.tracking.store import MAX_METRICS_PER_CALL, MetricPoint, Store, StoreRefusalError, StoreUnreachableError
@@ -233,12 +233,17 @@ class MlflowTracker:
         state = self._state if state is None or state.run_id != self._state.run_id else state
         if not state.run_id or not store.continue_run(state.run_id):
             offset_bytes = 0 if state.run_id else state.log_offset_bytes  # a run that was deleted gets the whole log again
-            run_id = store.begin_run(name=self._run_name, tags=self._tags)
+            run_id = self._left_behind(store) or store.begin_run(name=self._run_name, tags=self._tags)
             state = replace(state, run_id=run_id, log_offset_bytes=offset_bytes, last_step=NO_STEP, sending=False)
         elif state.sending:
             state = replace(state, last_step=max(store.last_step(state.run_id), state.last_step), sending=False)
         save_state(self._state_path, state)
         self._state = state
+
+    def _left_behind(self, store: Store) -> str | None:
+        """The MLflow run of this segment that a process created before it was killed: a parent has one child for a segment."""
+        own = {key: self._tags[key] for key in (TAG_PARENT_RUN, TAG_SEGMENT) if key in self._tags}
+        return store.find_run(own) if TAG_PARENT_RUN in own else None
 
 
 def _points(record: Mapping[str, Any]) -> list[MetricPoint]:

@@ -9,7 +9,7 @@ the monotonic clock where the boot is the same: a wall clock that is set, or a s
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,14 +75,27 @@ class AttemptEnd:
 
 
 def begin_attempt(paths: RunPaths, *, flow_run: str, deployment: str | None, parameters: Mapping[str, Any]) -> Attempt:
-    """Note that the calling process works on the run as the flow run `flow_run`."""
-    return _note(paths, flow_run, deployment, parameters, process=this_process(role="flow"))
+    """Note that the calling process works on the run as the flow run `flow_run`.
+
+    A flow run that has ended may begin once more (Prefect's "retry"): how it ended says nothing of this time, and it is the newest.
+    """
+    known, process = read_attempt(paths, flow_run), this_process(role="flow")
+    end, told = (paths.attempts_dir / f"{flow_run}{suffix}" for suffix in (_END_SUFFIX, _TOLD_SUFFIX))
+    attempt = _new(paths, flow_run, deployment, parameters, process)
+    if known is not None and known.process in (None, process) and not end.exists():
+        attempt = replace(known, process=process, host=attempt.host)
+    told.unlink(missing_ok=True)
+    end.unlink(missing_ok=True)
+    paths.attempts_dir.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(paths.attempts_dir / f"{flow_run}.json", to_json(attempt, indent=2))
+    return attempt
 
 
 def announce_attempt(paths: RunPaths, successor_of: Attempt, *, flow_run: str) -> Attempt:
     """Note that `flow_run` was started in the place of a dead one and has not begun yet; one that has begun is left as it is."""
-    known = read_attempt(paths, flow_run)
-    return known or _note(paths, flow_run, successor_of.deployment, successor_of.parameters, process=None)
+    attempt = _new(paths, flow_run, successor_of.deployment, successor_of.parameters, None)
+    create_exclusively(paths.attempts_dir / f"{flow_run}.json", to_json(attempt, indent=2).encode())
+    return read_attempt(paths, flow_run) or attempt
 
 
 def end_attempt(paths: RunPaths, flow_run: str, *, how: str, records: int, continued_by: str | None) -> None:
@@ -98,6 +111,14 @@ def attempts(paths: RunPaths) -> list[Attempt]:
     names = (file.name.removesuffix(".json") for file in files if not file.name.endswith(_END_SUFFIX) and file.name[0] != ".")
     found = (read_attempt(paths, name) for name in names)
     return sorted((attempt for attempt in found if attempt is not None), key=lambda attempt: (attempt.number, attempt.begun_at))
+
+
+def was_started_from(paths: RunPaths, *, config: str, overrides: Sequence[str]) -> bool:
+    """Whether the newest flow run of a run was given this configuration file, with at least these overrides."""
+    known = attempts(paths)
+    given = known[-1].parameters if known else {}
+    same = isinstance(given.get("config"), str) and Path(given["config"]).resolve() == Path(config).resolve()
+    return same and set(overrides) <= set(given.get("overrides") or ())
 
 
 def read_attempt(paths: RunPaths, flow_run: str) -> Attempt | None:
@@ -162,17 +183,12 @@ def is_running(process: ProcessIdentity | None) -> bool:
     return process is not None and identify(process.pid, role=process.role) == process
 
 
-def _note(
-    paths: RunPaths, flow_run: str, deployment: str | None, parameters: Mapping[str, Any], *, process: ProcessIdentity | None
+def _new(
+    paths: RunPaths, flow_run: str, deployment: str | None, parameters: Mapping[str, Any], process: ProcessIdentity | None
 ) -> Attempt:
-    known = read_attempt(paths, flow_run)
-    number = known.number if known is not None else max((attempt.number for attempt in attempts(paths)), default=-1) + 1
-    attempt = Attempt(flow_run, deployment, dict(parameters), number, socket.gethostname(), process, _now())
-    if known is not None and process is not None:
-        attempt = replace(known, process=process, host=attempt.host)
-    paths.attempts_dir.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(paths.attempts_dir / f"{flow_run}.json", to_json(attempt, indent=2))
-    return attempt
+    """An attempt with the next number."""
+    number = max((attempt.number for attempt in attempts(paths)), default=-1) + 1
+    return Attempt(flow_run, deployment, dict(parameters), number, socket.gethostname(), process, _now())
 
 
 def _read(kind: type[_NoteT], file: Path) -> _NoteT | None:

@@ -3,7 +3,7 @@
 Invariant: training never waits for the store and never ends because of it: what fails is tried again after ever longer
 waits, always the newest checkpoint, and the supervisor's log and `control/mirror.json` say what is there and what is wrong.
 A checkpoint is skipped where a newer one is durable before its copy has begun. Retention: the newest
-`checkpoint.keep_remote` copies stay, and the newest clean one.
+`checkpoint.keep_remote` copies stay, and the newest clean one; what a rollback abandoned goes at once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dflash.checkpoint import clean_steps, list_checkpoints
+from dflash.checkpoint import clean_steps, list_checkpoints, read_ledger
 from dflash.checkpoint.remote import copies_to_delete, delete_copy, list_copies, upload_checkpoint
 from dflash.config import CheckpointConfig
 from dflash.errors import CheckpointError, StorageError
-from dflash.records import RunPaths
+from dflash.records import RollbackEntry, RunPaths
 from dflash.storage import Store, atomic_write_text, open_store
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,9 @@ class Mirror:
     def _copy(self, folder: Path) -> None:
         begin_s = time.monotonic()
         copy = upload_checkpoint(self._store, folder, on_object=self._on_object)
-        for doomed in copies_to_delete(list_copies(self._store), keep=self._keep, clean=clean_steps(self._paths.ledger)):
+        rollbacks = [line for line in read_ledger(self._paths.ledger) if isinstance(line, RollbackEntry)]
+        clean = clean_steps(self._paths.ledger)
+        for doomed in copies_to_delete(list_copies(self._store), keep=self._keep, clean=clean, rollbacks=rollbacks):
             delete_copy(self._store, doomed)
         logger.info("step-%d is in %s after %.1f s", copy.step, self._store.uri, time.monotonic() - begin_s)
         self._report(error=None)

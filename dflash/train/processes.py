@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ _PR_SET_PDEATHSIG = 1
 
 STOP_GRACE_S = 25.0
 """Time to finish a step and save after SIGTERM: below the 30 s that Prefect and torchrun give before they kill."""
+
+KILLED_WITHIN_S = 10.0
+"""Longest wait for the end of a process after SIGKILL: until then it may still hold a device's memory."""
 
 ORPHANED_EXIT = 3
 """Exit status of a process whose parent was gone before it could ask to die with it."""
@@ -117,11 +121,12 @@ def end_recorded(paths: RunPaths, *, grace_s: float) -> int:
     for process in running:
         logger.warning("ending %s (pid %d), left over from an earlier start", process.role, process.pid)
         _send(process, signal.SIGTERM)
+    until_s = time.monotonic() + grace_s  # for all of them together
     for process in running:
-        if not _wait_gone(process, timeout_s=grace_s):
+        if not _wait_gone(process, timeout_s=max(0.0, until_s - time.monotonic())):
             logger.warning("%s (pid %d) did not end within %.0f s: killing it", process.role, process.pid, grace_s)
             _send(process, signal.SIGKILL)
-            _wait_gone(process, timeout_s=grace_s)
+            _wait_gone(process, timeout_s=KILLED_WITHIN_S)
     with _registry_lock(paths):
         _write(paths.trainer_pids, recorded_processes(paths))
     return len(running)

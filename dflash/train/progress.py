@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,12 @@ def _progress_of(paths: RunPaths, _version: tuple[int, ...]) -> TrainProgress:
 
 def newest_segment(paths: RunPaths) -> int:
     """Number of the segment that the log ends in; 0 without any."""
-    return max((item["segment"] for item in parse_lines(_tail(paths.log)) if isinstance(item.get("segment"), int)), default=0)
+    return max((item["segment"] for item in newest_lines(paths) if isinstance(item.get("segment"), int)), default=0)
+
+
+def newest_lines(paths: RunPaths) -> Iterator[dict[str, Any]]:
+    """Objects of the log's last lines, a few dozen; none without a log."""
+    return parse_lines(_tail(paths.log))
 
 
 def _newest_records(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ acknowledged is harmless to execute twice (stopping a stopped trainer).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from datetime import UTC, datetime
@@ -18,6 +19,9 @@ from dflash.storage import atomic_write_text, create_exclusively
 logger = logging.getLogger(__name__)
 
 ACK_SUFFIX = ".ack.json"
+
+WITHOUT_EFFECT = ("refused:", "superseded:")
+"""Beginnings of the outcomes of requests that were answered and not carried out."""
 
 
 def pending_requests(paths: RunPaths) -> list[ControlRequest]:
@@ -32,6 +36,19 @@ def pending_requests(paths: RunPaths) -> list[ControlRequest]:
         if request is not None:
             pending.append(request)
     return sorted(pending, key=lambda request: (request.requested_at, request.key))
+
+
+def decisions(paths: RunPaths) -> list[ControlRequest]:
+    """Requests that a health check's decision became, whether or not they were dealt with; unreadable ones are none."""
+    found = []
+    for file in sorted(paths.requests_dir.glob("*.json")) if paths.requests_dir.is_dir() else ():
+        if file.name.endswith(ACK_SUFFIX) or file.name.startswith("."):
+            continue
+        with contextlib.suppress(FileNotFoundError, DataError):
+            request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
+            if request.plan is not None:
+                found.append(request)
+    return found
 
 
 def ask(paths: RunPaths, request: ControlRequest) -> bool:
@@ -50,11 +67,21 @@ def halted_by(paths: RunPaths) -> ControlRequest | None:
     """The request that halted this run, None if none did; a halted run is not continued as if it had crashed."""
     for ack in sorted(paths.requests_dir.glob(f"*{ACK_SUFFIX}")):
         file = ack.with_name(f"{ack.name.removesuffix(ACK_SUFFIX)}.json")
-        if file.is_file():
+        try:
             request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
-            if request.action == "halt":
-                return request
+        except (FileNotFoundError, DataError):  # taken away by a person, or refused as what it is
+            continue
+        if request.action == "halt" and not _outcome(ack).startswith(WITHOUT_EFFECT):
+            return request
     return None
+
+
+def _outcome(ack: Path) -> str:
+    """What became of a request; empty if that cannot be read, which takes nothing back."""
+    try:
+        return str(json.loads(ack.read_bytes())["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _read(paths: RunPaths, file: Path) -> ControlRequest | None:

@@ -24,7 +24,8 @@ from dflash.model.drafter import Drafter
 from dflash.records import RunPaths, TrainerState
 from dflash.rollback import overlay_in_force, skips_in_force
 from dflash.train.changes import accepted_since, read_changes
-from dflash.train.features import FeatureMaker, make_maker, target_threads
+from dflash.train.feature_cache import FeatureCache, open_feature_cache
+from dflash.train.features import FeatureMaker, make_maker, states_width, target_threads
 from dflash.train.group import Group
 from dflash.train.inputs import Inputs, check_resumable, identity_of, initial_state, replanned
 from dflash.train.models import Models
@@ -84,7 +85,7 @@ def run_segment(
     mine = (own for step in step_groups(inputs.config, state, positions) for own in own_positions(inputs.plan, step, group=group))
     supply = FeatureSupply(
         read_batches((inputs.plan[p] for p in mine), inputs.store, pad_id=_PAD_ID, reader=inputs.config.data.reader),
-        makers=[_maker(inputs, models, index).make for index in range(len(models.targets))],
+        makers=[maker.make for maker in _makers(inputs, models)],
         threads=target_threads(models.device),
         queues=inputs.config.train.queues,
     )
@@ -188,14 +189,42 @@ def _positions_left(inputs: Inputs, state: TrainerState) -> Sequence[int]:
     return left[: (state.total_steps - state.step) * inputs.config.micro_batches_per_step]
 
 
-def _maker(inputs: Inputs, models: Models, index: int) -> FeatureMaker:
-    return make_maker(
-        target=models.targets[index],
-        target_index=index,
-        config=inputs.config,
-        mask_token_id=inputs.store.manifest.mask_token_id,
-        drafter_device=models.device,
+def _makers(inputs: Inputs, models: Models) -> list[FeatureMaker]:
+    """One a target."""
+    cache = _feature_cache(inputs, models)
+    makers = [
+        make_maker(
+            target=target,
+            target_index=index,
+            config=inputs.config,
+            mask_token_id=inputs.store.manifest.mask_token_id,
+            drafter_device=models.device,
+            dtype=models.compute_dtype,
+        )
+        for index, target in enumerate(models.targets)
+    ]
+    return [dataclasses.replace(maker, cache=cache) for maker in makers]
+
+
+def _feature_cache(inputs: Inputs, models: Models) -> FeatureCache | None:
+    """The cache of this data set and target, if the configuration wants one."""
+    config, target = inputs.config, models.targets[0]
+    max_bytes = int(config.train.feature_cache_gib * 2**30)
+    if not max_bytes:
+        return None
+    return open_feature_cache(
+        Path(config.run.root),
+        origin={
+            "data_fingerprint": inputs.store.manifest.fingerprint,
+            "target_fingerprint": target.info.fingerprint,
+            "target_dtype": str(target.head_weight.dtype),
+            "target_layer_ids": target.target_layer_ids,
+            "device": target.device.type,
+        },
+        lengths=inputs.store.lengths,
+        width=states_width(config, target),
         dtype=models.compute_dtype,
+        max_bytes=max_bytes,
     )
 
 

@@ -175,7 +175,8 @@ class _Supervisor:
             DflashError: the trainer's own error, or a request to end it.
         """
         segment = self._next_segment()
-        logger.info("starting the trainer: segment %d, from checkpoint %s", segment, resume_step)
+        start = "the beginning" if resume_step is None else f"checkpoint step-{resume_step}"
+        logger.info("starting the trainer: segment %d, from %s", segment, start)
         process = TrainerProcess(self._config, self._paths, segment=segment, resume_step=resume_step)
         progress = StallWatch(self._config.train.stall_s, now_s=time.monotonic())
         try:

@@ -6,6 +6,7 @@ import fcntl
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect import State, get_client
@@ -13,11 +14,13 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import APILogHandler
 
-from dflash.errors import HaltedError, PreflightError, StorageError, UnhealthyError
+from dflash.errors import DataError, HaltedError, PreflightError, StorageError, UnhealthyError
 from dflash.records import RunPaths
+from dflash.train.attempts import begin_attempt
 from flows.health import health_check
 from flows.prepare import prepare
 from flows.train import train
+from tasks.live_runs import find_live_runs
 from tests.flows.fake_stages import FakeStages
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -159,6 +162,40 @@ def test_the_health_check_looks_at_the_live_runs_of_its_configuration_and_acts(c
         reports = health_check(str(config_file))
     assert [report.run for report in reports] == ["tiny-002"]
     assert stages.checked == [("tiny-002", True, None)]
+
+
+def test_the_health_check_looks_after_a_run_that_was_given_another_name(config_file: Path, stages: FakeStages) -> None:
+    named, elsewhere = live_run(config_file, "trial-001"), live_run(config_file, "trial-002")
+    given = {"config": str(config_file), "overrides": ["train.lr=1e-3"], "run_name": "trial"}
+    begin_attempt(named, flow_run="a", deployment="d", parameters=given)
+    begin_attempt(elsewhere, flow_run="b", deployment="d", parameters=given | {"config": "configs/demo.yaml"})
+    with named.lock.open("w") as own, elsewhere.lock.open("w") as others:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        fcntl.flock(others, fcntl.LOCK_EX)
+        assert [report.run for report in health_check(str(config_file))] == ["trial-001"]
+        look = find_live_runs.fn
+        assert look(str(config_file), overrides=["train.lr=1e-3"], run=None) == [str(named.root)]
+        assert look(str(config_file), overrides=["train.lr=2e-3"], run=None) == []
+
+
+def test_a_run_that_cannot_be_looked_after_keeps_nobody_from_looking_after_the_others(
+    config_file: Path, stages: FakeStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, judged, lost = (live_run(config_file, name) for name in ("tiny-001", "tiny-002", "tiny-003"))
+    begin_attempt(lost, flow_run=str(uuid4()), deployment="d", parameters={})
+    monkeypatch.setattr("tasks.live_runs.any_unsettled", lambda paths: paths == lost)
+    lost.config.write_text("run: {root: 3}\n")
+    stages.errors["health"] = [DataError("the ledger is of another version", remedy="use that one")]
+    with broken.lock.open("w") as one, judged.lock.open("w") as other:
+        fcntl.flock(one, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        state = health_check(str(config_file), return_state=True)
+        assert "tiny-003: cannot be brought back" in (state.message or "")
+        monkeypatch.setattr("tasks.live_runs.any_unsettled", lambda _paths: False)
+        stages.errors["health"] = [DataError("the ledger is of another version", remedy="use that one")]
+        second = health_check(str(config_file), return_state=True)
+    assert [run for run, _, _ in stages.checked] == ["tiny-002", "tiny-002"]
+    assert "the ledger is of another version" in (second.message or "")
 
 
 def test_the_health_check_fails_loudly_and_is_quiet_where_nothing_runs(config_file: Path, stages: FakeStages) -> None:

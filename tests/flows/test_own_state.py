@@ -109,15 +109,28 @@ def test_a_decision_is_told_as_an_event_once(paths: RunPaths, monkeypatch: pytes
     plan = RollbackPlan("k", "rollback", 1, 0, 70, 75, 70, 50, ((69, 75),), None, "three spikes")
     with OwnState(paths, None) as own:
         ask(paths, ControlRequest("k", "rollback", "three spikes", "2026-01-01T00:00:00+00:00", "health-check", plan))
+        acknowledge(paths, "k", outcome="carried out before anybody looked")
         own.look()
         own.look()
-        acknowledge(paths, "k", outcome="done")
     events.decision_event("tiny-001", plan)
     first, second = sent
     assert first["event"] == "dflash.run.decision"
     assert first["payload"]["target_step"] == 50
     assert first["id"] == second["id"], "two flow runs that tell the same are one event"
     assert first["resource"]["prefect.resource.id"] == "dflash.run.tiny-001"
+
+
+def test_a_decision_that_ends_the_training_is_told_at_its_end_and_an_earlier_one_is_not(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(events, "decision_event", lambda _run, plan: told.append(plan.key))
+    for key in ("earlier", "now"):
+        plan = RollbackPlan(key, "halt", 4, 0, 70, 75, 70, None, (), None, "three spikes")
+        with OwnState(paths, None):
+            ask(paths, ControlRequest(key, "halt", "three spikes", "2026-01-01T00:00:00+00:00", "health-check", plan))
+            acknowledge(paths, key, outcome="the run is halted")
+    assert told == ["earlier", "now"]
 
 
 def test_states_in_the_words_of_the_revival() -> None:

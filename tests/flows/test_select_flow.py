@@ -60,15 +60,29 @@ def test_the_flow_leaves_what_was_probed_and_what_was_ruled(monkeypatch: pytest.
         asked.append((run_dir, register))
         return found(champion=True)
 
+    given: list[str] = []
     monkeypatch.setattr(select_task, "select_stage", stage)
+    monkeypatch.setattr(select_task, "give_way", given.append)
     state = select("runs/tiny-001", return_state=True)
     assert state.result() == 20
     assert asked == [("runs/tiny-001", True)]
+    assert given == [], "whoever calls the flow goes on at the same priority"
     artifacts = artifacts_of(state)
     rows = json.loads(artifacts["probes"].data)
     assert [(row["step"], row["outcome"], row["best"]) for row in rows] == [(10, "failed", ""), (20, "measured", "best")]
     assert [row["interval"] for row in rows] == ["it was removed", "2.250 to 2.750"]
     assert artifacts["champion"].description == "step-20 is the champion: better: so and so"
+
+
+def test_a_process_that_a_worker_started_for_it_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(select_task, "select_stage", lambda _run_dir, *, register: found(champion=register))
+    monkeypatch.setattr(select_task, "give_way", given.append)
+    for left in ("table", "markdown"):  # artifacts need a flow run
+        monkeypatch.setattr(select_task, left, lambda *_arguments, **_more: None)
+    monkeypatch.setenv(select_task.STARTED_FOR, str(uuid4()))
+    select_task.select_checkpoint.fn("runs/tiny-001", register=False)
+    assert given == ["runs/tiny-001"]
 
 
 @pytest.mark.parametrize(

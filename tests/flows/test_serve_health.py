@@ -40,7 +40,7 @@ async def served(config: str) -> FlowRun:
 
 def test_a_submitted_check_is_carried_out_here(config_file: Path, stages: FakeStages, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    monkeypatch.setattr("tasks.check_health.list_runs", lambda _root: looked.append(os.getpid()) or [])
+    monkeypatch.setattr("tasks.live_runs.list_runs", lambda _root: looked.append(os.getpid()) or [])
     run = asyncio.run(served(str(config_file)))
     assert run.state is not None
     assert run.state.is_completed(), run.state.message

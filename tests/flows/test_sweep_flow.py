@@ -26,7 +26,7 @@ def test_the_sweep_is_asked_for_and_becomes_an_artifact(tmp_path: Path, monkeypa
         progress("sweep", 1, 1)
         return SweepResult("tiny-001", 10, "synthetic", 8, 32, 8, 0.95, "a machine", (CELL,), CELL)
 
-    monkeypatch.setattr(task_module, "open_bench", lambda _run: "the bench")
+    monkeypatch.setattr(task_module, "open_sweep_bench", lambda _run: "the bench")
     monkeypatch.setattr(task_module, "sweep_stage", stage)
     monkeypatch.setattr(task_module, "markdown", lambda key, content, *, description: shown.append((key, content + description)))
     assert [result.drafter for result in evaluate(str(tmp_path))] == ["untrained", "trained"]

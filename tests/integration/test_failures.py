@@ -21,6 +21,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from dflash.config import load_config
 from dflash.records import RunPaths
 from dflash.stages.revive import dead_attempts
+from dflash.tracking import load_state
 from dflash.train.attempts import attempts, end_of
 from dflash.train.processes import recorded_processes
 from dflash.train.runs import run_is_live
@@ -205,6 +206,12 @@ def test_mlflow_that_is_away_costs_no_training_and_gets_its_curves_later(stack: 
     stack.call("infra/local/up")
     assert final_state(client, run_id, within_s=240).is_completed()
     assert paths.summary.is_file()
+    from mlflow.tracking import MlflowClient  # seconds, which only this test has to pay
+
+    tracked = load_state(paths.tracking_state)
+    assert tracked is not None
+    curve = MlflowClient(tracking_uri=stack.mlflow).get_metric_history(tracked.run_id, "train/loss")
+    assert {point.step for point in curve} == set(range(records_of(paths)))
     assert_at_rest(paths)
 
 

@@ -64,7 +64,7 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_next_one_goes_on(tmp_path:
         try:
             wait_for(lambda: read_pointer(run.paths.checkpoints_dir, BEST) == 20, "the first probe")
             (prober,) = prober_of(supervisor)
-            assert prober.nice() == NICENESS
+            assert prober.nice() == max(NICENESS, psutil.Process().nice())
             assert not prober.net_connections()
         finally:
             supervisor.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dflash.config import Config
-from dflash.data.tokenizer import load_tokenizer, resolve_mask_token_id, template_sha256, tokenizer_sha256
+from dflash.data.tokenizer import load_tokenizer, resolve_mask_token_id, template_sha256, token_ids, tokenizer_sha256
 from dflash.errors import DflashError
 from dflash.model.backends import choose_attention
 from dflash.model.target import Target, load_target
@@ -154,7 +154,7 @@ def _target_checks(config: Config, target: Target) -> Iterator[CheckResult]:
 def _mask_check(config: Config, target: Target, *, uses_in_data: int | None) -> CheckResult:
     tokenizer = load_tokenizer(config.target)
     mask_id = resolve_mask_token_id(config.target, tokenizer, vocab_size=target.info.vocab_size)
-    special = {role: _ids(getattr(tokenizer, f"{role}_token_id")) for role in SPECIAL_ROLES}
+    special = {role: token_ids(getattr(tokenizer, f"{role}_token_id")) for role in SPECIAL_ROLES}
     row = target.embed(torch.tensor([mask_id], device=target.device))[0]
     return judge_mask_token(mask_id, special=special, row=row, uses_in_data=uses_in_data)
 
@@ -225,9 +225,3 @@ def _own_results(name: str, check: Callable[[], tuple[CheckResult, ...]]) -> tup
     except (RuntimeError, ValueError, TypeError, NotImplementedError, OSError) as error:
         message = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         return (CheckResult(name, "fail", message, "the check itself could not run; the training would meet the same error"),)
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

@@ -24,6 +24,7 @@ from dflash.config import Config
 from dflash.errors import DeviceError, StorageError
 from dflash.records import CheckResult, CheckStatus
 from dflash.storage import Store, open_store
+from dflash.train.feature_cache import cached_bytes
 from dflash.train.memory import GB, DevicePlan, memory_plan
 
 EARLIEST_WALL_TIME_S = 1_735_689_600.0  # 2025-01-01: the code is younger, so an earlier clock is wrong
@@ -85,29 +86,35 @@ def free_bytes(place: DevicePlan) -> int | None:
 
 
 def disk_check(config: Config) -> CheckResult:
-    """Room for the checkpoints that a healthy run keeps (weights and optimizer) where run.root lies.
+    """Room for the checkpoints that a healthy run keeps (weights and optimizer) and for the feature cache where run.root lies.
 
     Raises:
         StorageError: too little.
         TargetError: the target's shape is not known.
     """
     plan = memory_plan(config)
-    free = shutil.disk_usage(existing_parent(Path(config.run.root))).free
-    return judge_disk(config.run.root, plan.disk_bytes, free)
+    root = Path(config.run.root)
+    free = shutil.disk_usage(existing_parent(root)).free
+    cache_bytes = max(0, int(config.train.feature_cache_gib * 2**30) - cached_bytes(root))
+    return judge_disk(config.run.root, plan.disk_bytes, free, cache_bytes=cache_bytes)
 
 
-def judge_disk(folder: str, needed_bytes: int, free: int) -> CheckResult:
-    """Compare what checkpoints need with what is free.
+def judge_disk(folder: str, needed_bytes: int, free: int, *, cache_bytes: int) -> CheckResult:
+    """Compare what checkpoints need, and what a feature cache may still take, with what is free.
 
     Raises:
-        StorageError: too little.
+        StorageError: too little for the checkpoints.
     """
     if free < needed_bytes:
         raise StorageError(
             f"run.root {folder} has {free / GB:.1f} GB free, checkpoints need {needed_bytes / GB:.1f} GB",
             remedy="free some space, point run.root to a larger disk, or keep fewer checkpoints",
         )
-    return CheckResult("disk", "ok", f"{free / GB:.1f} GB free, checkpoints need {needed_bytes / GB:.2f} GB", "")
+    message = f"{free / GB:.1f} GB free, checkpoints need {needed_bytes / GB:.2f} GB"
+    if free < needed_bytes + cache_bytes:
+        message += f", the feature cache may take {cache_bytes / GB:.2f} GB"
+        return CheckResult("disk", "warn", message, "free some space, or lower train.feature_cache_gib: it will keep less")
+    return CheckResult("disk", "ok", message, "")
 
 
 def existing_parent(path: Path) -> Path:

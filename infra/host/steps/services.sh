@@ -1,24 +1,30 @@
 # shellcheck shell=bash
 # Secrets, units, and what the Prefect server has to know: pools, deployments, automations.
-UNITS=(dflash.target dflash-gpu.service dflash-prefect-server.service dflash-mlflow.service dflash-worker-train.service
-  dflash-worker-health.service dflash-health-served.service dflash-backup.service dflash-backup.timer)
+UNITS=(dflash.target dflash-gpu.service dflash-worker-train.service dflash-worker-health.service dflash-health-served.service)
+SERVER_UNITS=(dflash-prefect-server.service dflash-mlflow.service dflash-backup.service dflash-backup.timer)
 
 step_services() {
-  local folder="$PREFIX/etc/dflash" unit
-  if has_names "$folder/server.env" .env.example && has_names "$folder/client.env" client.env.example; then
+  # Health checks are enabled by themselves, so that whoever puts the other unit in their place keeps it at the next start.
+  local folder="$PREFIX/etc/dflash" unit elsewhere='' units=("${UNITS[@]}") enabled=(dflash.target dflash-worker-health.service)
+  if [[ -f "$folder/client.env" && ! -e "$folder/server.env" ]]; then elsewhere=yes; else
+    units+=("${SERVER_UNITS[@]}") enabled+=(dflash-backup.timer)
+  fi
+  if [[ -n "$elsewhere" ]]; then
+    ok services "/etc/dflash/client.env and no server.env: the servers are elsewhere, this host has workers"
+  elif has_names "$folder/server.env" .env.example && has_names "$folder/client.env" client.env.example; then
     ok services "/etc/dflash/server.env and client.env"
   else
     change services "secrets in /etc/dflash/server.env and client.env" make_secrets "$folder"
   fi
-  for unit in "${UNITS[@]}"; do
+  for unit in "${units[@]}"; do
     want_file services "/etc/systemd/system/$unit" 644 < <(render_unit "$unit") # no pipe: it would count in a subshell
   done
   if ! command -v curl >/dev/null; then problem services "curl is not there" "apt-get install curl: units start behind each other by it"; fi
-  create_databases
+  if [[ -z "$elsewhere" ]]; then create_databases; fi
   if [[ -n "$PREFIX" ]]; then return; fi
   if [[ -z "$CHECK" ]]; then systemctl daemon-reload; fi
   if systemctl is-enabled --quiet dflash.target 2>/dev/null; then ok services "dflash.target is enabled"; else
-    change services "dflash.target is enabled and started" systemctl enable --now dflash.target dflash-backup.timer
+    change services "dflash.target is enabled and started" systemctl enable --now "${enabled[@]}"
   fi
 }
 

@@ -15,10 +15,12 @@ from dflash.checkpoint.remote import (
     copies_to_delete,
     delete_copy,
     list_copies,
+    live_copies,
     restore_copy,
     upload_checkpoint,
 )
 from dflash.errors import CheckpointError
+from dflash.records import RollbackEntry, RollbackPlan
 from dflash.storage import LocalStore, open_store
 from tests.support.checkpoints import ignore, save_at
 
@@ -116,10 +118,31 @@ def test_a_folder_without_a_manifest_is_not_copied(local: Path, store: LocalStor
 
 def test_the_newest_copies_and_the_newest_clean_one_stay() -> None:
     copies = [RemoteCopy(step, 0) for step in (10, 20, 30, 40, 50)]
-    assert copies_to_delete(copies, keep=2, clean=[10, 20]) == [RemoteCopy(10, 0), RemoteCopy(30, 0)]
-    assert copies_to_delete(copies, keep=2, clean=[]) == copies[:3]
-    assert copies_to_delete(copies, keep=9, clean=[]) == []
-    assert copies_to_delete([], keep=1, clean=[1]) == []
+
+    def doomed(found: list[RemoteCopy], keep: int, clean: list[int]) -> list[RemoteCopy]:
+        return copies_to_delete(found, keep=keep, clean=clean, rollbacks=())
+
+    assert doomed(copies, 2, [10, 20]) == [RemoteCopy(10, 0), RemoteCopy(30, 0)]
+    assert doomed(copies, 2, []) == copies[:3]
+    assert doomed(copies, 9, []) == []
+    assert doomed([], 1, [1]) == []
+
+
+def test_what_a_rollback_abandoned_is_neither_kept_nor_restored() -> None:
+    """Its steps are higher than those of the segment that goes on, and where the disk is lost nobody knows that it was damaged."""
+    plan = RollbackPlan("k", "rollback", 1, 0, 33, 45, 33, 20, (), None, "why")
+    ends = [RollbackEntry("begin", plan, 20, None, 0.0), RollbackEntry("end", plan, 20, 1, 0.0)]
+    before = [RemoteCopy(20, 0), RemoteCopy(40, 0), RemoteCopy(50, 0)]
+    assert copies_to_delete(before, keep=2, clean=[20], rollbacks=ends) == before[1:]
+    assert copies_to_delete(before, keep=2, clean=[20], rollbacks=ends[:1]) == []
+    after = [*before, RemoteCopy(30, 1)]
+    assert max(after) == RemoteCopy(30, 1)
+    assert copies_to_delete(after, keep=1, clean=[20], rollbacks=ends) == before[1:]
+    assert live_copies(after) == [RemoteCopy(20, 0), RemoteCopy(30, 1)]
+    assert live_copies([RemoteCopy(20, 0), RemoteCopy(30, 0), RemoteCopy(30, 1)]) == [RemoteCopy(20, 0), RemoteCopy(30, 1)]
+    assert live_copies([RemoteCopy(50, 1), RemoteCopy(20, 0), RemoteCopy(40, 0)]) == [
+        RemoteCopy(20, 0), RemoteCopy(40, 0), RemoteCopy(50, 1)
+    ], "a crash goes on where it was"  # fmt: skip
 
 
 def test_a_deleted_copy_is_gone_to_the_last_object(local: Path, store: LocalStore) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.compare.contest import MIN_PAIRS, PromptScore, differences, pooled
+from dflash.compare.contest import MIN_PAIRS, PromptScore, differences, interval, pooled
 
 
 def scores(rates: np.ndarray, *, seed: int, passes: int = 60, name: str = "p", kind: str = "sums") -> list[PromptScore]:
@@ -48,6 +50,17 @@ def test_a_prompt_that_a_set_asks_twice_is_a_pair_with_its_own_double() -> None:
     double = PromptScore(easy[0].prompt_hash, "sums", 240, 60)
     (whole,) = differences([*easy, double], [*easy, double], confidence=0.95, seed=0)
     assert (whole.prompts, whole.difference, whole.low, whole.high) == (11, 0.0, 0.0, 0.0)
+
+
+def test_turns_of_one_conversation_are_drawn_together() -> None:
+    easy = np.repeat(rates(seed=3, count=16), 2)
+    alone = scores(easy, seed=4), scores(easy * 0.9, seed=5)
+    together = [[replace(each, drawn_as=f"c{place // 2}") for place, each in enumerate(run)] for run in alone]
+    (apart,) = differences(*alone, confidence=0.95, seed=0)
+    (joint,) = differences(*together, confidence=0.95, seed=0)
+    assert (joint.prompts, joint.difference) == (apart.prompts, apart.difference)
+    assert joint.high - joint.low > 1.1 * (apart.high - apart.low)
+    assert interval(together[0][:2], confidence=0.95, seed=0) is None, "two turns of one conversation"
 
 
 def test_better_turned_round_is_worse() -> None:

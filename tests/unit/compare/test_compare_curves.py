@@ -36,6 +36,14 @@ def test_a_later_segment_takes_the_place_of_what_it_went_back_behind(tmp_path: P
     assert [(part.segment, part.first_step, part.last_step, part.live) for part in found.segments] == [(0, 0, 7, 6), (1, 6, 11, 6)]
 
 
+def test_a_segment_that_never_came_to_a_step_abandons_what_it_went_back_behind(tmp_path: Path) -> None:
+    """A run that is halted, or killed, right behind a rollback."""
+    back = '{"kind":"event","segment":1,"step":6,"event":"rollback_end","details":{},"schema_version":1}\n'
+    found = read_curves(write(tmp_path, *(step_line(step) for step in range(8)), back))
+    assert found.loss.tolist() == [1.0] * 6
+    assert [(part.segment, part.last_step, part.live) for part in found.segments] == [(0, 7, 6)]
+
+
 def test_events_torn_lines_and_values_that_are_not_finite(tmp_path: Path) -> None:
     event = '{"kind":"event","segment":0,"step":1,"event":"heartbeat","details":{},"schema_version":1}\n'
     found = read_curves(

@@ -18,6 +18,7 @@ from dflash.errors import DataError, EvaluationError, RunStateError
 from dflash.records import RollbackEntry, RollbackPlan, to_json
 from dflash.stages import compare_stage
 from tests.support.compared_runs import RESULT, step_line, write_evaluation_files, write_run
+from tests.unit.tracking.tracking_fakes import FakeStore
 
 LOG = "".join(step_line(step, bucket=step % 2) for step in range(20))
 
@@ -49,6 +50,30 @@ def test_the_verdict_and_what_differs(tmp_path: Path) -> None:
     assert data["reference"] == "a-001" and data["verdicts"][0]["word"] == "better"
     assert data["loss_at_equal_tokens"]["all"] == {"a-001": pytest.approx(1.0), "b-001": pytest.approx(1.0)}
     assert "b-001" in found.text and "train.lr" in found.text
+
+
+def test_a_verdict_over_different_targets_comes_with_a_warning(tmp_path: Path) -> None:
+    views = [view_run(write_run(tmp_path / name, LOG, answers=answers(2)).root) for name in ("a", "b")]
+    facts = {"target": "demo", "target's weights": "00ff"}
+    same = compare_runs([replace(view, data=facts) for view in views])
+    other = compare_runs([replace(views[0], data=facts), replace(views[1], data=facts | {"target's weights": "11ff"})])
+    assert not [text for text in same.warnings if "targets" in text]
+    assert [text for text in other.warnings if "different targets (a: demo 00ff, b: demo 11ff)" in text]
+
+
+@pytest.mark.parametrize(("live", "status"), [(False, "KILLED"), (True, "RUNNING")])
+def test_a_comparison_does_not_leave_a_run_open_that_nobody_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: bool, status: str
+) -> None:
+    store = FakeStore()
+    monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: store.connect())
+    monkeypatch.setattr("dflash.stages.compare.run_is_live", lambda _paths: live)
+    for name in ("a-001", "b-001"):
+        write_run(tmp_path / name, LOG, answers=answers(2), overrides=["tracking.enabled=true", f"run.root={tmp_path}"])
+    compare_stage([tmp_path / "a-001", tmp_path / "b-001"], output=None, track=True)
+    (run,) = store.runs.values()
+    assert (run["name"], run["status"], run["tags"]["compared_with"]) == ("b-001.s0", status, "a-001")
+    assert run["artifacts"] == [f"compare/a-001-vs-b-001/comparison.{kind}" for kind in ("html", "json")]
 
 
 def test_a_rollback_is_told_with_what_it_skipped(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash.data.synthetic import SyntheticConversation, generate_conversations
-from dflash.demo import demo_target_path
 from dflash.demo.examples import Batch, Example, collate, encode, length_batches, pool_seed, training_steps
+from tests.support.demo_target import DEMO_TARGET
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(demo_target_path())
+    return AutoTokenizer.from_pretrained(DEMO_TARGET)
 
 
 @pytest.fixture(scope="module")

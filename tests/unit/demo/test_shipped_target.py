@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import dflash.demo
 from dflash.data.synthetic import TASK_KINDS, SyntheticConversation, generate_conversations, prompt_hash
-from dflash.demo import demo_target_path
 from dflash.demo.build_target import REPORT_NAME, grade
 from dflash.demo.examples import pool_seed
 from dflash.demo.recipe import SHIPPED_RECIPE
 from dflash.demo.tokenizer import MASK
-from dflash.errors import TargetError
+from tests.support.demo_target import DEMO_TARGET
 
 MAX_FOLDER_BYTES = 5 * 1024**2
 
@@ -27,23 +24,23 @@ def user_turns(chat: SyntheticConversation) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(demo_target_path())
+    return AutoTokenizer.from_pretrained(DEMO_TARGET)
 
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(demo_target_path())
+    return AutoModelForCausalLM.from_pretrained(DEMO_TARGET)
 
 
 def test_folder_is_small_and_its_weights_are_full_precision(model: PreTrainedModel) -> None:
-    assert sum(path.stat().st_size for path in demo_target_path().rglob("*")) <= MAX_FOLDER_BYTES
+    assert sum(path.stat().st_size for path in DEMO_TARGET.rglob("*")) <= MAX_FOLDER_BYTES
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert 0.8e6 <= model.num_parameters() <= 1.8e6
     assert torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
 
 
 def test_report_belongs_to_the_shipped_recipe_and_reaches_the_promised_rate() -> None:
-    report = json.loads((demo_target_path() / REPORT_NAME).read_text())
+    report = json.loads((DEMO_TARGET / REPORT_NAME).read_text())
     assert report["recipe"] == {**SHIPPED_RECIPE.__dict__}
     assert report["steps_done"] == SHIPPED_RECIPE.steps
     assert report["heldout_exact_frac"] >= 0.7
@@ -104,10 +101,3 @@ def test_no_heldout_prompt_occurs_in_the_targets_own_training_stream() -> None:
     }
     assert len(trained) > 15_000
     assert not heldout & trained
-
-
-def test_a_missing_folder_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(dflash.demo, "files", lambda package: tmp_path)
-    with pytest.raises(TargetError, match="not in this installation") as caught:
-        demo_target_path()
-    assert "build_target" in caught.value.remedy

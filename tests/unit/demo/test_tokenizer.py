@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash.data.synthetic import generate_conversations
-from dflash.demo import demo_target_path
 from dflash.demo.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, save_tokenizer, train_tokenizer
+from tests.support.demo_target import DEMO_TARGET
 
 
 @pytest.fixture(scope="module")
 def shipped() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(demo_target_path())
+    return AutoTokenizer.from_pretrained(DEMO_TARGET)
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from dflash.data.synthetic import generate_conversations
-from dflash.demo import demo_target_path
 from dflash.demo.examples import Batch, Example, collate, encode, length_batches
 from dflash.demo.recipe import SHIPPED_RECIPE, TargetRecipe, model_config
 from dflash.demo.training import exact_answers, learning_rate, train
+from tests.support.demo_target import DEMO_TARGET
 
 TINY = dataclasses.replace(
     SHIPPED_RECIPE, steps=30, warmup_steps=5, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16,
@@ -121,8 +121,8 @@ def greedy_is_exact(model: PreTrainedModel, example: Example, answer: int, *, en
 
 @torch.no_grad()
 def test_grade_equals_real_greedy_decoding_with_the_shipped_target() -> None:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(demo_target_path())
-    model = AutoModelForCausalLM.from_pretrained(demo_target_path())
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(DEMO_TARGET)
+    model = AutoModelForCausalLM.from_pretrained(DEMO_TARGET)
     kinds = ("arithmetic", "sorting", "multi_turn", "letters")
     examples: list[Example] = []
     for kind in kinds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.pictures_concept import concept_svg
 from dflash.config import load_config
 from dflash.config.reference import config_rows
+from dflash.evaluate.table import WIDTH
 from dflash.health import detectors
 from dflash.health.advice import WHAT_TO_DO
 
@@ -126,6 +128,15 @@ def test_the_configuration_of_the_guide_is_valid(tmp_path: Path) -> None:
     config = load_config(tmp_path / "mine.yaml")
     assert config.run.name == "mine"
     assert config.cluster.devices_needed <= 8
+
+
+def test_the_table_of_the_readme_is_what_the_demo_was_measured_to_give() -> None:
+    (table,) = re.findall(r"<!-- closing-table -->\n```text\n(.*?)```", text_of(ROOT / "README.md"), flags=re.DOTALL)
+    figures = json.loads(text_of(ROOT / "benchmarks/results/demo_run.json"))["figures"]
+    before, after, (low, high) = (figures[f"acceptance_{name}"] for name in ("length_untrained", "length", "ci95"))
+    assert f"{before:.2f} -> {after:.2f}   (95 % interval {low:.2f} to {high:.2f})" in table
+    assert f"{figures['padding_efficiency']:.1%} of the trained tokens" in table
+    assert all(len(line) <= WIDTH for line in table.splitlines())
 
 
 def test_scripts_that_the_pages_call_exist() -> None:

@@ -5,10 +5,12 @@ import pytest
 from numpy.typing import NDArray
 
 from dflash.evaluate.bootstrap import (
+    drawn_apart,
     interval_over,
     percentile_interval,
     ratio_interval,
     resample_counts,
+    resample_groups,
     resampled_ratios,
     student_quantile,
     widened,
@@ -54,6 +56,16 @@ def test_equal_prompts_leave_no_doubt_and_a_higher_confidence_is_wider() -> None
     assert wide and narrow and wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
+def test_prompts_of_one_group_are_drawn_together_and_are_one() -> None:
+    counts = resample_groups(["a", "b", "a", "c"], samples=100, seed=4)
+    assert (counts[:, 0] == counts[:, 2]).all()
+    assert (counts[:, [0, 1, 3]] == resample_counts(3, samples=100, seed=4)).all()
+    assert drawn_apart(counts, [True] * 4) == 3 and drawn_apart(counts, [True, False, True, False]) == 1
+    assert ratio_interval([4, 0, 9, 0], [2, 0, 3, 0], counts=counts, confidence=0.9) is None, "two turns of one conversation"
+    alone = resample_groups(range(5), samples=100, seed=4)
+    assert (alone == resample_counts(5, samples=100, seed=4)).all() and drawn_apart(alone, np.ones(5)) == 5
+
+
 ANSWER_TOKENS, DRAFTS = 64, 7
 
 
@@ -77,6 +89,22 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(prompts: int) -> None
     intervals = [ratio_interval(tokens, each, counts=counts, confidence=0.95) for each in passes]
     covered = float(np.mean([low <= truth <= high for low, high in intervals]))
     assert 0.93 <= covered <= 0.97
+
+
+def test_turns_of_one_conversation_are_no_evidence_of_their_own() -> None:
+    """500 simulated evaluations of 24 conversations of two turns that share how predictable they are."""
+    generator = np.random.default_rng(8)
+    truth = ANSWER_TOKENS / simulated_passes(generator.beta(2, 2, size=40_000), generator).mean()
+    passes = simulated_passes(np.repeat(generator.beta(2, 2, size=(500, 24)), 2, axis=1), generator)
+    tokens = np.full(48, ANSWER_TOKENS)
+
+    def covered(groups: list[int]) -> float:
+        counts = resample_groups(groups, samples=1000, seed=9)
+        intervals = [ratio_interval(tokens, each, counts=counts, confidence=0.95) for each in passes]
+        return float(np.mean([low <= truth <= high for low, high in intervals]))
+
+    assert 0.93 <= covered([prompt // 2 for prompt in range(48)]) <= 0.97
+    assert covered(list(range(48))) < 0.9, "the control: drawn one by one they promise too much"
 
 
 def test_plain_percentiles_of_few_prompts_would_promise_too_much() -> None:

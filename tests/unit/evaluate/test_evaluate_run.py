@@ -220,6 +220,16 @@ def test_prompts_that_do_not_fit_are_refused_before_anything_is_decoded(target: 
         evaluate_drafter(target, candidate, [], evaluate=SETTINGS, stop_ids=(), progress=quiet)
 
 
+def test_prompts_that_repeat_others_are_told(target: Target, evaluations: tuple[Evaluation, ...]) -> None:
+    assert not any("word for word" in warning for warning in evaluations[0].result.warnings)
+    twice = [*questions(2), replace(questions(2)[0], id="again")]
+    candidate = lookup_candidate(target, block_size=4)
+    result = evaluate_drafter(target, candidate, twice, evaluate=SETTINGS, stop_ids=(), progress=quiet).result
+    assert "1 of 3 prompts repeat another one word for word" in result.warnings[-1]
+    evens = result.slices["kind"]["even"]
+    assert (evens["prompts"], evens["acceptance_ci"]) == (2, [None, None]), "twice the same prompt is one"
+
+
 def test_an_evaluation_is_written_as_plain_files(evaluations: tuple[Evaluation, ...], tmp_path: Path) -> None:
     evaluation = evaluations[1]
     files = write_evaluation(evaluation, tmp_path / "eval" / "lookup")

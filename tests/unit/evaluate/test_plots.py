@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from dflash.evaluate.plots import draw_plots
 from dflash.records import EvaluationResult
@@ -68,6 +70,33 @@ def test_slices_that_tell_prompts_apart_have_a_picture_and_what_was_not_measured
 
 
 ONE_BIN = {"0-31": {"verifications": 1, "acceptance_length": 2.0, "acceptance_ci": [None, None]}}
+
+
+def test_what_has_no_interval_has_no_bar_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+    original = Axes.errorbar
+
+    def kept(axes: Axes, *arguments: Any, **more: Any) -> Any:
+        bars.extend(more.get("yerr") or more["xerr"])
+        return original(axes, *arguments, **more)
+
+    said: list[str] = []
+    label = Axes.set_xlabel
+    monkeypatch.setattr(Axes, "errorbar", kept)
+    monkeypatch.setattr(Axes, "set_xlabel", lambda axes, text: (said.append(text), label(axes, text))[1])
+    known = {"prompts": 5, "verifications": 40, "acceptance_length": 2.5, "acceptance_ci": [2.0, 3.5]}
+    alone = known | {"prompts": 1, "acceptance_ci": [None, None]}
+    for name in ("kind", "context_tokens"):
+        bars.clear()
+        said.clear()
+        draw_plots(result(slices={name: {"0-31": known, "32-63": alone}}))
+        assert bars == [[0.5, pytest.approx(math.nan, nan_ok=True)], [1.0, pytest.approx(math.nan, nan_ok=True)]]
+        assert [text for text in said if text.endswith("no interval")]
+    said.clear()
+    draw_plots(result())
+    assert not [text for text in said if text.endswith("no interval")]
+
+
 NOTHING_ACCEPTED = {
     "survival_per_position": (0.0, 0.0, 0.0),
     "conditional_per_position": (0.0, 0.0, 0.0),

@@ -80,6 +80,12 @@ def figures(lengths: np.ndarray) -> ProbeFigures:
     return ProbeFigures(float(counted.sum() / passes.sum()), (1.0, 1.0), tuple(counted.tolist()), tuple(passes.tolist()), (), 0.0)
 
 
+def test_a_prompt_that_is_too_long_for_the_target_is_named(target: Target) -> None:
+    asked = [*questions(1), EvalPrompt("long", "kind", "toys", (1,) * 500, "0" * 64, {})]
+    with pytest.raises(EvaluationError, match=r"'long' has 500 tokens; with probe.max_new_tokens 16 .* the target has 512"):
+        probe_drafter(target, drafter_of(target).proposer, asked, probe=PROBE, evaluate=EVALUATE, stop_ids=())
+
+
 def test_pairs_see_what_two_intervals_cannot() -> None:
     generator = np.random.default_rng(0)
     base = 1.5 + 2 * generator.random(24)  # prompts differ far more than the two drafters do

@@ -75,6 +75,11 @@ def test_the_notes_name_layers_and_mask_as_they_are_counted() -> None:
         assert "decoder layers 1, 16, counted from 0" in first and "mask token 151669" in first and "15 drafts" in first
 
 
+def test_sglang_is_told_what_targets_with_linear_attention_need() -> None:
+    assert any("--disable-radix-cache" in note for note in commands("sglang").notes)
+    assert not any("radix" in note for note in commands("vllm").notes)
+
+
 def test_layouts_and_blocks_that_an_engine_cannot_use_are_refused() -> None:
     assert commands("vllm", layout="speculators").speculative
     for engine, layout in (("sglang", "speculators"), ("vllm", "transformers"), ("sglang", "transformers")):

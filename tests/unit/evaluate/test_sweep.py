@@ -176,7 +176,7 @@ def contest(plain_s: float, *fast_s: float) -> Contest:
 def paired(*contests: Contest, **changes: Any) -> Any:
     from dflash.evaluate.paired import Resamples
 
-    over = Resamples(len(contests), evaluate=SETTINGS.model_copy(update=changes))
+    over = Resamples(range(len(contests)), evaluate=SETTINGS.model_copy(update=changes))
     return over, [over.speed([each.speculative[place] for each in contests]) for place in range(2)]
 
 

@@ -12,8 +12,9 @@ from dflash.data.render import ChatRenderer
 from dflash.data.synthetic import prompt_hash
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import EvaluationError
+from dflash.evaluate import turns as turns_module
 from dflash.evaluate.prompt_sets import Question
-from dflash.evaluate.prompts import EvalPrompt, renderer_of
+from dflash.evaluate.prompts import EvalPrompt, drawn_together, renderer_of
 from dflash.evaluate.turns import with_later_turns
 from dflash.model.generate import generate_batch
 from dflash.model.target import Target, load_target
@@ -56,6 +57,7 @@ def test_each_later_turn_stands_behind_the_targets_own_answers(
     found = with_later_turns(target, asked, renderer=renderer, evaluate=CONFIG.evaluate, stop_ids=stop_ids)
     assert [(prompt.id, prompt.turn) for prompt in found] == [("a", 1), ("a#2", 2), ("a#3", 3), ("b", 1), ("c", 1), ("c#2", 2)]
     assert [prompt for prompt in found if prompt.turn == 1] == asked
+    assert drawn_together(found) == ["a", "a", "a", "b", "c", "c"], "the turns of a conversation tell of one another"
     for before, after in ((found[0], found[1]), (found[1], found[2]), (found[4], found[5])):
         (answer,) = generate_batch(
             target, [before.prompt_ids], keys=["x"], max_new_tokens=24, temperature=0.0, seed=0, stop_ids=stop_ids
@@ -82,4 +84,13 @@ def test_a_template_that_refuses_a_second_turn_is_told(target: Target, stop_ids:
     renderer = renderer_of(CONFIG, tokenizer)
     prompts = [first_turn(renderer, "a", "Say hello.", "Again.")]
     with pytest.raises(EvaluationError, match="turn 2 of prompt 'a' cannot be asked"):
+        with_later_turns(target, prompts, renderer=renderer, evaluate=CONFIG.evaluate, stop_ids=stop_ids)
+
+
+def test_a_turn_that_is_too_long_for_the_target_is_named_before_it_is_answered(
+    target: Target, renderer: ChatRenderer, stop_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns_module, "generate_batch", lambda *_arguments, **_more: pytest.fail("it is answered"))
+    prompts = [first_turn(renderer, "a", "word " * 2000, "Again.")]
+    with pytest.raises(EvaluationError, match=r"prompt 'a' has .* the target has 1024"):
         with_later_turns(target, prompts, renderer=renderer, evaluate=CONFIG.evaluate, stop_ids=stop_ids)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from matplotlib.axes import Axes
 
 from dflash.health.history import MAX_PEAKS, MAX_POINTS, History, Peaks, Save
 from dflash.health.pictures import draw_pictures
@@ -113,6 +115,30 @@ def test_probes_are_kept_by_step_drawn_and_told() -> None:
     names = [picture.name for picture in draw_pictures(checker.history, ()).machinery]
     assert names[0] == "acceptance"
     assert draw_probes(history_of(RECORDS[:60]), ()) is None
+
+
+def test_a_probe_of_one_prompt_has_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = replace(event("acceptance_probe", step=60), details={"acceptance_length": 1.5, "acceptance_ci": None})
+    upside_down = replace(event("acceptance_probe", step=80), details={"acceptance_length": 1.5, "acceptance_ci": [1.7, 1.2]})
+    bands: list[list[int]] = []
+    original = Axes.errorbar
+
+    def kept(axes: Axes, x: list[int], *arguments: Any, **more: Any) -> Any:
+        bands.append(x)
+        return original(axes, x, *arguments, **more)
+
+    monkeypatch.setattr(Axes, "errorbar", kept)
+    checker = new_checker()
+    checker.feed(items_of([*RECORDS[:150], alone]))
+    stats = checker.report(run="r", now_s=0.0, ended=True, remedy=remedy).stats
+    assert stats["last_probe"] == {"step": 60, "length": 1.5, "low": None, "high": None}
+    only = draw_probes(checker.history, ())
+    assert (bands, only is not None and "one prompt" in only.words) == ([], True)
+    both = draw_probes(history_of([*RECORDS[:150], alone, probe_event(100, 2.0), upside_down]), ())
+    assert bands == [[80, 100]]
+    assert both is not None and "one prompt" in both.words
+    sure = draw_probes(history_of([*RECORDS[:150], probe_event(100, 2.0)]), ())
+    assert sure is not None and "one prompt" not in sure.words
 
 
 def test_a_rollback_takes_back_the_probes_of_what_it_abandons() -> None:

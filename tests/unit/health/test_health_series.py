@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dflash.config import HealthConfig
-from dflash.health import SeriesPoint, judge_series
+from dflash.health import SeriesJudge, SeriesPoint
+from dflash.records import Finding
 
 
 def curve(*, steps: int, seed: int) -> list[SeriesPoint]:
@@ -14,6 +15,13 @@ def curve(*, steps: int, seed: int) -> list[SeriesPoint]:
     losses = 2.0 + 10.0 * np.exp(-np.arange(steps) / 50) * np.exp(0.03 * rng.standard_normal(steps))
     norms = (10.0 + 70.0 * np.exp(-np.arange(steps) / 20)) * np.exp(0.1 * rng.standard_normal(steps))
     return [SeriesPoint(float(loss), float(norm), ()) for loss, norm in zip(losses, norms, strict=True)]
+
+
+def judge_series(points: list[SeriesPoint], *, health: HealthConfig) -> list[Finding]:
+    judge = SeriesJudge(health)
+    for point in points:
+        judge.feed(point)
+    return judge.findings()
 
 
 def test_a_clean_run_whose_gradient_falls_during_the_warm_up_is_silent() -> None:

@@ -186,6 +186,24 @@ def test_databases_on_another_host_are_left_to_it(host: FakeHost) -> None:
     assert "databases are on db.example.org" in host.setup("--check", "--only", "services").stdout
 
 
+def test_where_the_servers_are_elsewhere_only_workers_are_set_up(host: FakeHost) -> None:
+    client = host.root / "etc/dflash/client.env"
+    client.parent.mkdir(parents=True)
+    client.write_text("PREFECT_API_AUTH_STRING=a:b\n", encoding="utf-8")
+    for _ in range(2):
+        said = host.setup("--only", "services")
+        assert "the servers are elsewhere" in said.stdout
+        assert "databases" not in said.stdout
+    assert counts(said.stdout)[1] == 0
+    assert client.read_text(encoding="utf-8") == "PREFECT_API_AUTH_STRING=a:b\n"
+    assert not (client.parent / "server.env").exists()
+    units = {path.name for path in (host.root / "etc/systemd/system").iterdir()}
+    assert units == {
+        "dflash.target",
+        *(f"dflash-{name}.service" for name in ("gpu", "worker-train", "worker-health", "health-served")),
+    }
+
+
 def test_places_and_user_of_this_host_stand_in_the_units(host: FakeHost) -> None:
     host.settings = {"DFLASH_USER": "trainer", "DFLASH_HOME": "/data/dflash"}
     host.setup("--only", "services")

@@ -138,7 +138,13 @@ def test_the_target_brings_up_everything_and_names_what_exists() -> None:
     assert {"dflash-prefect-server.service", "dflash-mlflow.service", "dflash-worker-train.service", "dflash-backup.timer"} <= set(
         wanted
     )
-    assert settings("dflash-health-served.service")["Conflicts"] == ["dflash-worker-health.service"]
+    served, worker = "dflash-health-served.service", "dflash-worker-health.service"
+    assert settings(served)["Conflicts"] == [worker]
+    assert settings(worker)["Conflicts"] == [served]
+    assert not {served, worker} & set(wanted), (
+        "the one that is enabled: two that conflict would be stopped by each other at a start"
+    )
+    assert all(settings(name)["WantedBy"] == ["dflash.target"] for name in (served, worker))
     installed = (ROOT / "infra/host/steps/services.sh").read_text(encoding="utf-8")
     assert all(name in installed for name in UNITS), "infra/host/setup installs every unit"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -42,6 +43,22 @@ def test_an_address_with_a_credential(key: str, address: str) -> None:
     error = refused(f"{key.removesuffix('.0')}={value}")
     assert key in error.what
     assert "MLFLOW_TRACKING_URI" in error.remedy
+
+
+ADDRESS = f"http://me:{SECRET}@host/x"
+CODED = base64.b64encode(ADDRESS.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"tracking.uri=!!binary {CODED}", f'data.files=!!set {{"{ADDRESS}"}}', f'data.template_flags.x=!!omap [a: "{ADDRESS}"]',
+        f'data.template_flags.x=!!pairs [a: "{ADDRESS}"]', f'data.template_flags={{"{ADDRESS}": yes}}',
+        f'data.template_flags={{"{ADDRESS}": 1, "{ADDRESS}": 2}}', f'data.template_flags={{x: {{"{ADDRESS}": {{password: x}}}}}}',
+    ],
+)  # fmt: skip
+def test_no_other_type_of_yaml_and_no_key_carries_a_credential_past_the_search(override: str) -> None:
+    assert CODED not in refused(override).remedy
 
 
 @pytest.mark.parametrize("key", ["api_key", "hub-token.access_token", "password", "Secret", "aws.secret_key"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.logging.handlers import PrefectConsoleHandler
 
 from dflash.cli.output import configure_logging, emit
 from dflash.compare.compare import compare_runs
@@ -23,6 +24,7 @@ from dflash.health.pictures import draw_pictures
 from dflash.health.report_html import render_page
 from dflash.health.report_text import render_text
 from dflash.stages.card_text import front_matter, md_list
+from tasks.local import plain_console
 from tests.support.compared_runs import RESULT, step_line, write_run
 from tests.support.health_runs import healthy, items_of, new_checker, remedy
 from tests.support.log_simulator import nonfinite, spike
@@ -104,6 +106,14 @@ def test_nothing_steers_the_terminal(text: str, capsys: pytest.CaptureFixture[st
     assert shown.removesuffix("\n").replace("\n", "").isprintable()
 
 
+def console_formatter(monkeypatch: pytest.MonkeyPatch) -> logging.Formatter | None:
+    """What formats the messages of a flow that is run as a program."""
+    handler = PrefectConsoleHandler()
+    monkeypatch.setattr(logging.root, "handlers", [handler])
+    plain_console()
+    return handler.formatter
+
+
 @pytest.mark.parametrize("text", HOSTILE_LINES)
 def test_no_value_forges_a_record_of_the_log(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -112,6 +122,13 @@ def test_no_value_forges_a_record_of_the_log(
     monkeypatch.setattr(logging.getLogger("dflash"), "level", logging.INFO)
     configure_logging(verbose=False)
     logging.getLogger("dflash.test").warning("skipped the row %s", text)
+    said = logging.root.handlers[0].formatter
+    record = logging.makeLogRecord({"msg": "training %s", "args": (text,)})
+    for formatter in (said, console_formatter(monkeypatch)):
+        assert formatter is not None
+        first, *more = formatter.format(record).split("\n")
+        assert first.isprintable()
+        assert all(line.isprintable() and line.startswith("  ") for line in more)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("WARNING skipped the row")
     assert all(line.startswith("  ") for line in lines[1:]), "a further line is no record"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from dflash.records import ProbeFigures, ProbeRecord
 from dflash.stages import probe as probe_module
 from dflash.stages import probe_watch as watch_module
 from dflash.stages.evaluate import open_bench
-from dflash.stages.probe import BACKLOG, _Prober, probe_stage
+from dflash.stages.probe import BACKLOG, _Prober, give_way, probe_stage
 from dflash.stages.probe_watch import ProbeWatch, _Child
 from dflash.stages.run import Run, reopen_run
 from dflash.tracking.names import probe_metrics
@@ -146,6 +147,24 @@ def test_a_run_that_cannot_be_opened_gives_up_what_is_due_and_says_so(run: Run, 
     with pytest.raises(EvaluationError):
         probe_stage(run.paths.root, parent_pid=None, on_probe=lambda _record: None)
     assert [(r.step, r.outcome, r.reason) for r in read_probes(run.paths.probes)] == [(20, "failed", "no prompts")]
+
+
+def test_only_a_process_that_is_there_for_probes_gives_way(
+    shared: Run, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, given = [0], []
+    monkeypatch.setattr(os, "setpriority", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(os, "getpriority", lambda *_arguments: own[0])
+    for words in (["probe", str(shared.paths.root)], ["select", str(shared.paths.root), "--no-register"]):
+        assert main(words) == 0
+        assert given == [], "the caller goes on with its own work"
+        assert main(words, own_process=True) == 0
+        assert given.pop() == (os.PRIO_PROCESS, 0, 19)
+    capsys.readouterr()
+    run.paths.config.write_text(run.paths.config.read_text().replace("niceness: 19", "niceness: 3"))
+    for own[0], niceness in ((0, 3), (7, 7)):
+        give_way(run.paths.root)
+        assert given.pop() == (os.PRIO_PROCESS, 0, niceness), "a process without privileges cannot take priority back"
 
 
 def test_a_run_without_probes_is_refused(run: Run) -> None:

@@ -68,6 +68,7 @@ def test_a_published_folder_is_the_checkpoint_and_nothing_else(
     done = called(capsys, evaluated_run.paths.root, "--layout", layout, "--output", tmp_path / "out")
     assert (done["step"], done["layout"], done["dtype"]) == (60, layout, "float32")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1, "who may read one of the files may read all"
     tables = frozen_tables(Path(read_target_info(evaluated_run.config.target).location))
     stored = import_drafter(tmp_path / "out", tables=tables).drafter.state_dict()
     wanted = load_file(evaluated_run.paths.checkpoint(60) / "drafter.safetensors")
@@ -99,6 +100,10 @@ def test_the_card_tells_licence_data_training_figures_and_limits(evaluated_run: 
     low, high = result["acceptance_ci"]
     assert f"| {result['acceptance_length']:.2f} ({low:.2f} to {high:.2f}) |" in body
     (prompt_set,) = result["prompt_sets"]
+    (own,) = result["slices"]["dataset"].values()
+    assert f"| {prompt_set['name']} | {own['acceptance_length']:.2f} (" in body
+    *_, longest = result["slices"]["context_tokens"].values()
+    assert f"the longest contexts measured here have {longest['from_tokens']} to {longest['to_tokens']} tokens" in body
     data = json.loads(evaluated_run.paths.data_pointer.read_text())
     for fact in (
         prompt_set["sha256"],
@@ -329,3 +334,13 @@ def test_a_card_goes_into_the_registry_with_the_version(
     assert seen == [], "only where it is asked for"
     called(capsys, evaluated_run.paths.root, "--register", "--output", tmp_path / "out")
     assert seen == [(tmp_path / "out", ["README.md", "config.json", "model.safetensors"], {"published": "zlab"})]
+
+
+def test_a_registry_that_is_off_is_told_before_anything_is_exported(
+    evaluated_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = evaluated_run.config.model_copy(update={"tracking": evaluated_run.config.tracking.model_copy(update={"enabled": False})})
+    monkeypatch.setattr(publish_module, "reopen_run", lambda *_arguments, **_more: replace(evaluated_run, config=off))
+    error = called(capsys, evaluated_run.paths.root, "--register", "--output", tmp_path / "out", code=1)
+    assert "there is no registry" in error["what"]
+    assert not (tmp_path / "out").exists()

@@ -310,5 +310,8 @@ def test_another_prober_s_outcomes_are_waited_for_while_it_gives_any(
 
 
 def test_the_registered_model_is_named_after_the_target(evaluated_run: Run) -> None:
-    assert model_name(evaluated_run) == "dflash-demo-target"
-    assert model_name(changed(evaluated_run, "publish.base_model=null", "target.path=/some where/a b")) == "dflash-a-b"
+    assert model_name(evaluated_run) == "dflash-demo"
+    assert model_name(changed(evaluated_run, "publish.base_model=a/b")) == "dflash-demo", (
+        "one call of publish crowns nobody elsewhere"
+    )
+    assert model_name(changed(evaluated_run, "target.path=/some where/a b")) == "dflash-a-b"

@@ -267,11 +267,35 @@ def test_a_run_that_somebody_trains_by_hand_keeps_its_processes(paths: RunPaths,
     assert (server.given, server.creates) == ([], 0)
 
 
-@pytest.mark.parametrize(("how", "state"), [("finished", "Completed"), ("InterruptedRunError", "Failed")])
-def test_an_end_that_the_server_has_not_heard_of_is_told_once(paths: RunPaths, how: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("known", "how", "given"),
+    [
+        ("alive", "finished", "Completed"),
+        ("alive", "InterruptedRunError", "Failed"),
+        ("waiting", "HaltedError", "Failed"),
+        ("crashed", "finished", "Completed"),
+        ("crashed", "HaltedError", "Failed"),
+        ("crashed", "TerminationSignal", None),
+        ("cancelled", "InterruptedRunError", "Cancelled"),
+        ("ended", "finished", None),
+        ("unknown", "finished", None),
+    ],
+)
+def test_an_end_that_the_server_has_not_heard_of_is_told_once(paths: RunPaths, known: Known, how: str, given: str | None) -> None:
+    """A flow run that is still on its way to `Cancelled` holds its slot, so that no other of its deployment would ever run."""
     end_attempt(paths, "a", how=how, records=3, continued_by=None)
-    server = Server({"a": "alive"})
+    server = Server({"a": known})
     for _ in range(2):
         assert revive_stage(paths.root, server=server) == []
-    assert server.given == [("a", state)]
+    assert server.given == ([] if given is None else [("a", given)])
     assert server.creates == 0
+
+
+def test_a_retried_flow_run_that_dies_is_started_again_although_it_had_ended_and_been_continued(paths: RunPaths) -> None:
+    server = Server({"a": "alive"})
+    assert only(revive_stage(paths.root, server=server)).continued_by == "again-1"
+    begin_attempt(paths, flow_run="again-1", deployment="d", parameters={"config": "a.yaml"})
+    end_attempt(paths, "again-1", how="finished", records=3, continued_by=None)
+    server.states |= {"again-1": "ended", "a": "alive"}
+    dead_flow_run(paths, "a")
+    assert only(revive_stage(paths.root, server=server)).continued_by == "again-2"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dflash.config import Config, parse_config
 from dflash.errors import DflashError, RunStateError
-from dflash.records import ControlRequest, RunPaths, to_json
+from dflash.records import ControlRequest, RollbackPlan, RunPaths, to_json
 from dflash.stages import list_runs, open_run, reopen_run
 from dflash.stages.run import note_reused, read_reused
 from dflash.train.requests import acknowledge
@@ -79,10 +80,17 @@ def test_a_halted_run_is_not_continued_as_if_it_had_crashed(tmp_path: Path) -> N
     (run.paths.requests_dir / "halt-1.json").write_text(to_json(request))
     assert open_run(config_in(tmp_path)).name == "demo-001", "asked for, but not carried out"
     acknowledge(run.paths, "halt-1", outcome="the trainer is stopped")
-    with pytest.raises(RunStateError, match=r"halted by test: loss is not finite"):
+    with pytest.raises(RunStateError, match=r"halted by test: loss is not finite") as by_hand:
         open_run(config_in(tmp_path))
+    assert "halt-1.json" in by_hand.value.remedy
     (run.paths.requests_dir / "halt-1.json").unlink()
     assert open_run(config_in(tmp_path)).name == "demo-001"
+    plan = RollbackPlan("s", "halt", 4, 0, 70, 75, 70, None, (), None, "loss is not finite")
+    (run.paths.requests_dir / "s.json").write_text(to_json(replace(request, key="s", plan=plan)))
+    acknowledge(run.paths, "s", outcome="the run is halted")
+    with pytest.raises(RunStateError, match=r"loss is not finite") as decided:
+        open_run(config_in(tmp_path))
+    assert "remove" not in decided.value.remedy, "the ledger would halt it all the same"
 
 
 def test_a_configuration_that_cannot_work_leaves_no_folder(tmp_path: Path) -> None:

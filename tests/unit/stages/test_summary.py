@@ -12,6 +12,7 @@ import pytest
 from dflash.checkpoint import load_checkpoint
 from dflash.cli import main
 from dflash.errors import CheckpointError, RunStateError, SchemaVersionError
+from dflash.evaluate.table import WIDTH
 from dflash.model.export import import_drafter
 from dflash.records import EvaluationResult, RunPaths, RunSummary, from_json, to_json
 from dflash.stages import Run, closing_text, load_report, load_result, load_summary, reopen_run, summarise_stage
@@ -164,6 +165,7 @@ def test_the_closing_table_names_commands_that_exist(run: Run, capsys: pytest.Ca
     commands = [line.strip() for line in text.splitlines() if " -m dflash " in line]
     assert {command.split()[3] for command in commands} == {"health", "compare"}
     assert all(command.startswith((sys.executable, ".venv")) for command in commands)
+    assert all(len(line) <= WIDTH for line in text.splitlines() if str(run.paths.root) not in line)
     assert main(["compare", "OTHER_RUN", str(run.paths.root)]) == 1
     assert "OTHER_RUN is not a run" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ from dflash.stages.evaluate import EvaluationBench, evaluate_stage, load_result,
 from dflash.stages.export import write_checkpoint
 from dflash.stages.rivals import load_rivals, with_baselines
 from dflash.stages.run import Run, reopen_run
-from dflash.stages.sweep import load_sweep, sweep_stage
+from dflash.stages.sweep import load_sweep, open_sweep_bench, sweep_stage
 from tests.support.checkpoints import entry, ignore
 from tests.support.probe_run import build_probe_run, save_drafter
 
@@ -163,8 +163,15 @@ def test_what_one_call_measures_otherwise_lies_beside_the_run_s_own_result(
 ) -> None:
     own = evaluate_stage(run, bench, which="trained", progress=quiet)
     before = {path: path.read_bytes() for path in run.paths.eval_dir.glob("trained-step-10/*")}
-    assert main(["evaluate", str(run.paths.root), "--set", "evaluate.max_new_tokens=3", "--json"]) == 0
+    words = ["evaluate", str(run.paths.root), "--set", "evaluate.max_new_tokens=3"]
+    assert main([*words, "--baseline", "prompt_lookup"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in told[-3:]] == ["plain", "prompt_lookup", "trained"], (
+        "baselines that were asked for are shown"
+    )
+    assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
+    assert "baselines" not in shown
     (beside,) = run.paths.eval_dir.glob("trained-with-*-step-10/result.json")
     assert json.loads(beside.read_text())["acceptance_length"] == shown["acceptance_length"]
     assert {path: path.read_bytes() for path in run.paths.eval_dir.glob("trained-step-10/*")} == before
@@ -200,6 +207,31 @@ def test_what_is_no_baseline_is_refused_before_the_target_is_loaded(run: Run, mo
     monkeypatch.setattr("dflash.stages.evaluate.load_data", lambda *_arguments, **_more: pytest.fail("the data set is opened"))
     with pytest.raises(EvaluationError, match="'nothing-here' is neither"):
         open_bench(reopen_run(run.paths.root, overrides=['evaluate.baselines=["untrained", "nothing-here"]']))
+
+
+def test_a_sweep_goes_on_without_a_baseline_that_is_missing_and_says_so(
+    run: Run, bench: EvaluationBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: list[Run] = []
+    monkeypatch.setattr(sweep_module, "open_bench", lambda each: opened.append(each) or bench)
+    gone = reopen_run(run.paths.root, overrides=['evaluate.baselines=["nothing-here"]'])
+    assert open_sweep_bench(gone) is bench
+    assert opened[0].config.evaluate.baselines == ()
+    assert "goes on" in caplog.text and "'nothing-here' is neither" in caplog.text
+    caplog.clear()
+    open_sweep_bench(run)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--sweep"], ["--drafter", "x"], ["--engine", "vllm", "--url", "http://127.0.0.1:9"], ["--print-serve-command", "vllm"]],
+)
+def test_a_baseline_is_refused_where_it_would_not_be_decoded(
+    run: Run, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run.paths.root), "--baseline", "untrained", *words]) == 1
+    assert "--baseline is decoded beside" in capsys.readouterr().err
 
 
 def test_two_baselines_of_one_name_are_refused(run: Run, bench: EvaluationBench, published: Path, tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import json
 import logging
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash.config import flat_params, parse_config
-from dflash.records import BucketStats, DataManifest, RunPaths, ShardEntry
-from dflash.tracking import LogForwarder, Tracker, open_tracker
+from dflash.records import BucketStats, DataManifest, RunPaths, ShardEntry, to_json
+from dflash.tracking import LogForwarder, Tracker, load_state, open_tracker
+from dflash.tracking.state import TrackingState
 from dflash.tracking.store import MetricPoint, Store, StoreRefusalError
 from tests.unit.tracking.tracking_fakes import line_of, no_rollback, step_record
 
@@ -35,7 +37,13 @@ def opened(root: Path, name: str, *, segment: int = 0, overrides: tuple[str, ...
     config = parse_config(TEXT, origin="test", overrides=[f"run.root={root}", *overrides])
     paths = RunPaths(root / name)
     paths.root.mkdir(exist_ok=True)
-    return open_tracker(config, run_name=name, group="demo", segment=segment, state_path=paths.tracking_state), paths
+    return open_tracker(config, run_name=name, group="demo", segment=segment, state_path=paths.tracking_state, more_tags={}), paths
+
+
+def known(paths: RunPaths) -> TrackingState:
+    state = load_state(paths.tracking_state)
+    assert state is not None
+    return state
 
 
 def client(root: Path) -> Any:
@@ -102,6 +110,11 @@ def test_a_resumed_run_keeps_its_id_and_another_segment_gets_its_own(root: Path)
     tags = client(root).get_run(other.run_id).data.tags
     assert tags["parent_run"] == first.run_id
     assert tags["segment"] == "1"
+    # A process that is killed between the creation of a run and its note in the folder does not leave two.
+    paths.tracking_state.write_text(to_json(replace(known(paths), run_id=str(first.run_id), segment=0)))
+    after, _ = opened(root, "demo-002", segment=1)
+    assert after.connect()
+    assert after.run_id == other.run_id
 
 
 def test_the_store_is_asked_what_it_holds_after_a_crash(root: Path) -> None:

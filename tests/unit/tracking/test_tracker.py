@@ -142,7 +142,9 @@ def test_an_address_that_is_no_store_is_a_user_error_and_shows_no_secret(tmp_pat
 
 def test_tracking_that_is_switched_off_touches_nothing(tmp_path: Path) -> None:
     config = config_of(tmp_path, "tracking.enabled=false")
-    tracker = open_tracker(config, run_name="demo-001", group="demo", segment=0, state_path=tmp_path / "tracking.json")
+    tracker = open_tracker(
+        config, run_name="demo-001", group="demo", segment=0, state_path=tmp_path / "tracking.json", more_tags={}
+    )
     assert isinstance(tracker, NullTracker)
     tracker.log_params({"a": "1"})
     assert tracker.log_steps([step_record(0)])

@@ -67,6 +67,10 @@ class FakeStore:
         self.runs[run_id] = {"name": name, "tags": dict(tags), **empty}
         return run_id
 
+    def find_run(self, tags: Mapping[str, str]) -> str | None:
+        self._check()
+        return next((run_id for run_id, run in self.runs.items() if tags.items() <= run["tags"].items()), None)
+
     def continue_run(self, run_id: str) -> bool:
         self._check()
         if run_id in self.runs:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflash.records import RunPaths
+from dflash.train import attempts as room_of_attempts
 from dflash.train import heartbeat as room
 from dflash.train.attempts import (
     DIED,
@@ -25,6 +26,7 @@ from dflash.train.attempts import (
     end_of,
     note_told,
     open_attempts,
+    read_attempt,
     untold_ends,
 )
 from dflash.train.heartbeat import LENGTH_BYTES, Heart, heartbeat_age_s, write_heartbeat
@@ -189,6 +191,40 @@ def test_an_announced_flow_run_takes_its_number_and_its_process_comes_later(path
     assert announce_attempt(paths, dead, flow_run="b") == begun, "a late announcement hides nothing"
     assert names(paths) == ["a"], "the newest lives; the one before it is gone and has no end"
     assert [attempt.number for attempt in attempts(paths)] == [0, 1]
+
+
+def test_a_flow_run_that_is_retried_is_the_newest_and_its_earlier_end_hides_no_death(paths: RunPaths, other: Other) -> None:
+    other.kill()
+    end_attempt(paths, "a", how="TrainerCrashedError", records=5, continued_by=None)
+    note_told(paths, "a")
+    begin_attempt(paths, flow_run="b", deployment="d", parameters={})
+    end_attempt(paths, "b", how=FINISHED, records=5, continued_by=None)
+    again = Other(paths)
+    try:
+        newest = attempts(paths)[-1]
+        assert (newest.flow_run, newest.number) == ("a", 2)
+        assert end_of(paths, "a") is None
+        assert names(paths) == []
+    finally:
+        again.kill()
+    assert names(paths) == ["a"]
+    assert any_unsettled(paths)
+
+
+def test_an_announcement_never_overwrites_a_beginning(paths: RunPaths, other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late it is: the look before it and its writing are two moments."""
+    other.kill()
+    (dead,) = attempts(paths)
+    stock = room_of_attempts.create_exclusively
+
+    def late(path: Path, data: bytes) -> bool:
+        begin_attempt(paths, flow_run="b", deployment="d", parameters={})
+        return stock(path, data)
+
+    monkeypatch.setattr(room_of_attempts, "create_exclusively", late)
+    announced = announce_attempt(paths, dead, flow_run="b")
+    assert announced.process is not None
+    assert read_attempt(paths, "b") == announced
 
 
 def test_notes_that_cannot_be_read_are_no_attempts(paths: RunPaths) -> None:

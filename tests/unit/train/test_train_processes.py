@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dflash.records import RunPaths
+from dflash.train import processes as room
 from dflash.train.processes import (
     ProcessIdentity,
     end_child,
@@ -101,6 +102,22 @@ def test_leftovers_are_asked_and_then_killed(paths: RunPaths, spawn: Callable[[s
     assert stubborn.wait() == -signal.SIGKILL
     assert recorded_processes(paths) == []
     assert end_recorded(paths, grace_s=0.5) == 0
+
+
+def test_who_has_no_time_left_is_killed_and_waited_for_all_the_same(
+    paths: RunPaths, spawn: Callable[[str], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    stock = room._wait_gone
+    monkeypatch.setattr(
+        room, "_wait_gone", lambda process, timeout_s: waits.append(timeout_s) or stock(process, timeout_s=timeout_s)
+    )
+    for process in (spawn(STUBBORN), spawn(STUBBORN)):
+        first_line(process)
+        register_process(paths, identity_of(process))
+    assert end_recorded(paths, grace_s=0.0) == 2
+    assert recorded_processes(paths) == []
+    assert waits == [0.0, room.KILLED_WITHIN_S] * 2
 
 
 def test_a_reused_pid_is_never_touched(paths: RunPaths, spawn: Callable[[str], subprocess.Popen[str]]) -> None:

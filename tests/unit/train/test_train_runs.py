@@ -13,10 +13,11 @@ from dflash.checkpoint import LATEST_CLEAN, Evidence, list_checkpoints, read_led
 from dflash.config import CheckpointConfig, Config, RollbackConfig, load_config, parse_config
 from dflash.data.pointer import read_data_pointer
 from dflash.errors import CheckpointError, DflashError, NonFiniteLimitError, RunStateError, TargetError
-from dflash.records import ControlRequest, RunPaths, to_json
+from dflash.records import ControlRequest, RollbackPlan, RunPaths, to_json
+from dflash.rollback import Acknowledge, Facts, next_action
 from dflash.train.book import CheckpointBook
 from dflash.train.outcome import error_of, read_exit, write_exit
-from dflash.train.requests import acknowledge, pending_requests
+from dflash.train.requests import acknowledge, ask, halted_by, pending_requests
 from dflash.train.runs import hold_run, prepare_run, run_is_live, training_hash, training_identity
 from tests.support.checkpoints import save_at
 
@@ -170,6 +171,26 @@ def test_a_malformed_request_is_refused_once_and_says_why(paths: RunPaths, conte
     assert pending_requests(paths) == []
     assert json.loads((paths.requests_dir / "bad.ack.json").read_text())["outcome"].startswith("refused: ")
     assert pending_requests(paths) == []
+    assert halted_by(paths) is None, "a run with a malformed file among its requests can still be continued"
+
+
+def test_a_halt_that_came_too_late_or_was_refused_halts_nothing(paths: RunPaths) -> None:
+    """A trainer that crashed and was started again between decision and supervisor has made its segment a thing of the past."""
+    plan = RollbackPlan("late", "halt", 4, 0, 70, 75, 70, None, (), None, "why")
+    ask(paths, dataclasses.replace(request_of("late", action="halt"), plan=plan))
+    facts = Facts([plan], ledger=(), segment=1, trainer_alive=True, saved={}, verified={}, now_s=0.0)
+    answer = next_action(facts)
+    assert isinstance(answer, Acknowledge)
+    acknowledge(paths, answer.key, outcome=answer.outcome)
+    (paths.requests_dir / "bad.json").write_text(to_json(request_of("other", action="halt")))
+    assert pending_requests(paths) == []
+    assert halted_by(paths) is None
+    ask(paths, request_of("meant", action="halt"))
+    assert halted_by(paths) is None, "not carried out yet"
+    acknowledge(paths, "meant", outcome="the trainer is stopped")
+    assert halted_by(paths) == request_of("meant", action="halt")
+    (paths.requests_dir / "meant.ack.json").write_text("[]")
+    assert halted_by(paths) == request_of("meant", action="halt"), "an answer that cannot be read takes nothing back"
 
 
 def test_a_trainer_tells_the_supervisor_its_own_error(paths: RunPaths) -> None:

@@ -1,0 +1,59 @@
+"""Targets, tokenizers and drafters whose JSON is something else: one error with a remedy, whatever the libraries make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash.config import TargetConfig
+from dflash.data.tokenizer import load_tokenizer, stop_token_ids
+from dflash.errors import TargetError
+from dflash.model.export_audit import audit_folder
+from dflash.model.target_info import read_hf_config
+from tests.support.demo_target import DEMO_TARGET
+
+BROKEN = {
+    "deep": '{"a":' * 20_000 + "1" + "}" * 20_000,
+    "long": '{"vocab_size": ' + "9" * 6000 + "}",
+    "list": "[1]",
+    "null": "null",
+    "text": '"x"',
+    "number": "7",
+    "empty": "",
+    "cut": '{"model_type": "qw',
+}
+WRONG = [
+    ("tokenizer.json", '{"added_tokens": [], "model": {"type": "BPE"}}'),
+    ("tokenizer_config.json", '{"eos_token": {"evil": 1}}'),
+    ("generation_config.json", '{"eos_token_id": ["x"]}'),
+    ("generation_config.json", '{"eos_token_id": [[1]]}'),
+    ("config.json", '{"model_type": ["qwen3"]}'),
+    ("config.json", '{"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["x"]}'),
+]
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name in FILES for text in BROKEN.values()] + WRONG)
+def test_a_target_whose_file_is_something_else(name: str, text: str, tmp_path: Path) -> None:
+    for source in DEMO_TARGET.iterdir():
+        (tmp_path / source.name).symlink_to(source)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text(text)
+    config = TargetConfig(path=str(tmp_path), mask_token_id=9)
+    with pytest.raises(TargetError) as caught:
+        read(config)
+    assert str(tmp_path) in caught.value.what
+
+
+def read(config: TargetConfig) -> None:
+    read_hf_config(Path(config.path), trust_remote_code=False)
+    stop_token_ids(load_tokenizer(config), config)
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_published_drafter_whose_file_is_something_else(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text(text)
+    assert any(check.status == "fail" for check in audit_folder(tmp_path, target=None, tables=None))
