@@ -17,7 +17,7 @@ export PYTHONUNBUFFERED ?= 1
 # Hundreds of short processes: what one has compiled, the others read (some environments forbid to keep it).
 test test-unit test-full: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-unit test-full coverage lint format types ui ui-down automations drill docs clean lock bench-peers gpu-check
+.PHONY: help setup demo test test-unit test-full coverage lint format types ui ui-down automations drill docs wheel clean lock bench-peers gpu-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,7 +25,7 @@ help: ## show this list
 setup: $(STAMP) ## create .venv with everything, pinned
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV) (once; a few minutes, about 2 GB)"
+	@echo "Setting up $(VENV) (once; a few minutes, about 2.6 GB)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
@@ -78,6 +78,11 @@ docs: $(STAMP) ## regenerate the generated pages
 	$(BIN)/python -m dflash config reference --output docs/configuration.md
 	$(BIN)/python -m dflash config metrics --output docs/metrics.md
 	$(BIN)/python -m dflash compare --reference --markdown >docs/reference-results.md
+
+# What an earlier build left in build/lib would get into the wheel.
+wheel: $(STAMP) ## dist/*.whl: the library, the command `dflash` and the Prefect plugin
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 # CHECK="--device cpu --tiny" walks every path that a CPU has; CHECK="--only staging" takes some.
 gpu-check: $(STAMP) ## every path that only a GPU has, on one GPU (under 8 minutes; skips without one)

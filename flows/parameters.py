@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from prefect import runtime
 from pydantic import Field
 
-from dflash.config import PASSWORD_IN_ADDRESS, load_config
+from dflash.config import CREDENTIAL_PATTERNS, load_config
 
 ConfigPath = Annotated[str, Field(pattern=r"\.ya?ml$", description="Configuration file, relative to the checkout.")]
-# Parameters are kept by the server for good, so a password is refused by their schema, before anything has been stored.
-_NO_PASSWORD = {"not": {"pattern": PASSWORD_IN_ADDRESS}}
-Override = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+=", json_schema_extra=_NO_PASSWORD)]
+# Parameters are kept by the server for good, so a credential is refused by their schema, before anything has been stored.
+_NO_CREDENTIAL: dict[str, Any] = {"not": {"anyOf": [{"pattern": pattern} for pattern in CREDENTIAL_PATTERNS]}}
+Override = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+=", json_schema_extra=_NO_CREDENTIAL)]
 Overrides = Annotated[list[Override], Field(description="Dotted assignments, e.g. `train.lr=3e-4`.")]
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name instead of the configured `run.name`.")]
 RunFolder = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="A run's folder name, e.g. `demo-001`.")]

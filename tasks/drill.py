@@ -14,8 +14,8 @@ from dflash.drill.faults import Fault, fault_named
 from dflash.drill.reference import Reference, keep_reference, load_reference
 from dflash.drill.timeline import Timeline
 from dflash.drill.verdict import Check, judge, verdict_lines
-from tasks.drill_prefect import PrefectStage, client_of
-from tasks.drill_stack import DrillStack
+from tasks.drill_prefect import PrefectStage
+from tasks.drill_stack import DrillStack, client_of
 
 Write = Callable[[str], None]
 

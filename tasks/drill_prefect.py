@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
-from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -18,7 +18,6 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from dflash.drill.conduct import FlowRun
 from dflash.errors import DflashError
@@ -26,6 +25,9 @@ from tasks.drill_stack import DrillStack
 
 DEPLOYMENT = "demo"
 """Of the flows `train` and `health-check`; a drill gives them its own configuration as a parameter."""
+
+SLUG = "drill-"
+"""Beginning of the slugs of a drill's schedules."""
 
 _ASK_EVERY_S = 1.0
 
@@ -75,23 +77,22 @@ class PrefectStage:
     @contextmanager
     def health_checks(self, *, every_s: float) -> Iterator[None]:
         """Let the scheduled health check judge this drill's run while the block runs."""
-        deployment = self._client.read_deployment_by_name(f"health-check/{DEPLOYMENT}").id
-        schedule = IntervalSchedule(interval=timedelta(seconds=every_s)).model_dump(mode="json")
-        body = [{"schedule": schedule, "active": True, "parameters": self._parameters, "slug": f"drill-{time.time_ns()}"}]
-        place = {"id": deployment}
+        deployment = self._client.read_deployment_by_name(f"health-check/{DEPLOYMENT}")
+        for schedule in deployment.schedules:
+            if (schedule.slug or "").startswith(SLUG):  # of a drill that was killed, and whose run it would bring back
+                self._forget(deployment.id, schedule.id)
+        interval = IntervalSchedule(interval=timedelta(seconds=every_s)).model_dump(mode="json")
+        body = [{"schedule": interval, "active": True, "parameters": self._parameters, "slug": f"{SLUG}{time.time_ns()}"}]
+        place = {"id": deployment.id}
         created = self._client.request("POST", "/deployments/{id}/schedules", path_params=place, json=body).json()
         try:
             yield
         finally:
-            place = {"id": deployment, "schedule_id": created[0]["id"]}
-            self._client.request("DELETE", "/deployments/{id}/schedules/{schedule_id}", path_params=place)
+            self._forget(deployment.id, created[0]["id"])
 
-
-@contextmanager
-def client_of(stack: DrillStack) -> Iterator[SyncPrefectClient]:
-    """A client of a stack's server."""
-    with temporary_settings({PREFECT_API_URL: stack.api_url}), get_client(sync_client=True) as client:
-        yield client
+    def _forget(self, deployment: UUID, schedule: UUID | str) -> None:
+        place = {"id": deployment, "schedule_id": schedule}
+        self._client.request("DELETE", "/deployments/{id}/schedules/{schedule_id}", path_params=place)
 
 
 def _as_argument(value: object) -> str:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from dflash.errors import DflashError
 from tasks.own_servers import CHECKOUT, servers_end_with_us, servers_environment
@@ -71,3 +74,10 @@ def drill_stack(root: Path) -> Iterator[DrillStack]:
         stack.call("infra/local/up")
         stack.prefect("--no-prompt", "deploy", "--all")
         yield stack
+
+
+@contextlib.contextmanager
+def client_of(stack: DrillStack) -> Iterator[SyncPrefectClient]:
+    """A client of a stack's server."""
+    with temporary_settings({PREFECT_API_URL: stack.api_url}), get_client(sync_client=True) as client:
+        yield client

@@ -9,7 +9,7 @@ from uuid import UUID
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from dflash.errors import ServerError
 from dflash.stages import Given, Known
@@ -17,6 +17,9 @@ from dflash.train.attempts import Attempt
 
 PENDING_LIMIT_S = 300.0
 """A flow run whose worker died between claiming and starting it stays `Pending`; a start takes 10 to 25 s."""
+
+SAID = 300
+"""Characters of a server's refusal that are passed on."""
 
 BEFORE = (StateType.SCHEDULED, StateType.PAUSED)
 TYPES: dict[Given, StateType] = {
@@ -53,6 +56,9 @@ class PrefectFlowRuns:
             raise ServerError(
                 f"the deployment {attempt.deployment} is gone", remedy="deploy again (prefect deploy --all) and run it"
             ) from error
+        except PrefectHTTPStatusError as error:  # parameters that a newer version of the code does not take, for one
+            said = error.response.text[:SAID]
+            raise ServerError(f"the server starts {attempt.deployment} not again: {said}", remedy="run it by hand") from error
         return str(started.id)
 
 

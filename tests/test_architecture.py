@@ -44,6 +44,11 @@ MAY_IMPORT = {
     "cli": MIDDLE | {"compare", "demo", "stages"},
     "__main__": {"cli"},
 }
+# Defined here and used by nobody here: called by Python or Prefect, or the shape in which tests and benchmarks use a part.
+CALLED_FROM_OUTSIDE = {
+    "readinto", "seekable", "setup_environment", "build_plan", "plain_decode", "speculative_decode", "OracleProposer",
+    "findings_made", "replays_mixers", "load_summary",
+}  # fmt: skip
 # Third-party packages that only some rooms may import; everything else is free.
 ONLY_IN = {
     "prefect": set(),
@@ -174,6 +179,25 @@ def test_files_and_functions_stay_small() -> None:
                 check_parameters(node, module_name(path))
     lengths.sort()
     assert lengths[int(0.9 * len(lengths))] <= 45
+
+
+def test_nothing_is_defined_that_nobody_uses() -> None:
+    defined: dict[str, str] = {}
+    used: set[str] = set()
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                used.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                defined |= {} if called_by_name(node) else {node.name: module_name(path)}
+    dead = {name: where for name, where in defined.items() if name not in used | CALLED_FROM_OUTSIDE}
+    assert dead == {}
+    assert set(defined) >= CALLED_FROM_OUTSIDE
+
+
+def called_by_name(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Whether Python or pydantic calls it without anybody writing its name."""
+    return node.name.startswith("__") or any("validator" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def check_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, module: str) -> None:

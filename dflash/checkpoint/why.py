@@ -79,12 +79,13 @@ def _explained(
     ledger: Sequence[LedgerLine],
 ) -> Explanation:
     state = entries[-1].state
-    lines = [f"{state}: {MEANS[state]}"]
+    gone = step not in in_place
+    lines = [f"{state}: {'it was found good' if gone and state == 'clean' else MEANS[state]}"]
     lines += [f"{entry.at} segment {entry.segment} {entry.state}: {entry.reason}" for entry in entries]
     if state in ("durable", "probation"):
         lines += _missing(step, entries[-1].segment, evidence, rule)
     lines += _touching(step, evidence, rule)
-    if step not in in_place:
+    if gone:
         lines.append("its folder is gone: removed by retention, or set aside by a rollback")
     lines += [text for line in ledger if isinstance(line, RollbackEntry) if (text := _rollback(step, line)) is not None]
     return Explanation(step, state, tuple(lines))

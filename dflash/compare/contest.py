@@ -143,9 +143,7 @@ def pooled(scores: Sequence[PromptScore]) -> float:
 def interval(scores: Sequence[PromptScore], *, confidence: float, seed: int) -> tuple[float, float] | None:
     """Bootstrap interval of the pooled acceptance length of one run; None for one prompt, which says nothing about others."""
     counts = _resampled(scores, seed)
-    return interval_over(
-        _ratios(scores, counts), prompts=drawn_apart(counts, np.ones(len(scores))), confidence=confidence
-    )
+    return interval_over(_ratios(scores, counts), prompts=drawn_apart(counts, np.ones(len(scores))), confidence=confidence)
 
 
 def _resampled(scores: Sequence[PromptScore], seed: int) -> IntArray:

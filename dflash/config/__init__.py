@@ -1,6 +1,6 @@
 """The strict configuration tree of a run."""
 
-from dflash.config.credentials import PASSWORD_IN_ADDRESS
+from dflash.config.credentials import CREDENTIAL_PATTERNS
 from dflash.config.data import AnswerConfig, DataConfig, PlanConfig, ReaderConfig, ServerConfig
 from dflash.config.drill import DrillConfig
 from dflash.config.load import dump_config, flat_params, load_config, parse_config, section_hash
@@ -32,7 +32,7 @@ from dflash.config.tree import Config
 
 __all__ = [
     "KNOWN_SETS",
-    "PASSWORD_IN_ADDRESS",
+    "CREDENTIAL_PATTERNS",
     "PROMPT_PLACE",
     "AnchorConfig",
     "AnswerConfig",

@@ -13,18 +13,21 @@ from typing import Any
 
 from dflash.errors import ConfigError
 
-SECRET_KEY = re.compile(
-    r"(^|[._-])(password|passwd|secret|credentials?|(api|access|auth|secret|private)[_-]?(key|token))($|[._-])", re.IGNORECASE
-)
+_SECRET_NAME = r"(password|passwd|secret|credentials?|(api|access|auth|secret|private)[_-]?(key|token))"  # noqa: S105 - a pattern
+SECRET_KEY = re.compile(rf"(^|[._-]){_SECRET_NAME}($|[._-])", re.IGNORECASE)
 """Keys that name a secret; `api_key_env`, the name of a variable, is none of them (see `_NAMES_A_VARIABLE`)."""
 
-PASSWORD_IN_ADDRESS = r"://[^/@\s]*:[^/@\s]*@"  # noqa: S105 - a pattern
-"""`scheme://user:password@host`."""
+# `scheme://user:password@host`, `https://token@host`, `...?signature=...`; the letters' case is spelt out for schemas.
+_IN_ADDRESS = (
+    r"://[^/@\s]*:[^/@\s]*@",
+    r"[Hh][Tt][Tt][Pp][Ss]?://[^/@\s]+@",
+    r"://[^?\s]*\?[^\s]*([Ss]ig|[Ss]ignature|[Tt]oken|[Kk]ey|[Pp]assword|[Ss]ecret)=[^\s]",
+)
+CREDENTIAL_PATTERNS = (*_IN_ADDRESS, rf"^[^=]*\.{_SECRET_NAME}[.=]")
+"""What no `section.key=value` may match, for a schema that refuses it before it is stored anywhere."""
 
 _NAMES_A_VARIABLE = "_env"
-_TOKEN_IN_ADDRESS = r"https?://[^/@\s]+@"  # noqa: S105 - a pattern
-_SIGNED_QUERY = r"://[^?\s]*\?[^\s]*(sig|signature|token|key|password|secret)=[^\s]"
-_CREDENTIALS = re.compile(f"{PASSWORD_IN_ADDRESS}|{_TOKEN_IN_ADDRESS}|{_SIGNED_QUERY}", re.IGNORECASE)
+_CREDENTIALS = re.compile("|".join(_IN_ADDRESS), re.IGNORECASE)
 _REMEDY = (
     "take it out of the file and give it in the environment: MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD; "
     "the variable that api_key_env names; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. See docs/security.md"

@@ -54,7 +54,7 @@ def resample_groups(groups: Sequence[Hashable], *, samples: int, seed: int) -> I
 
 
 def drawn_apart(counts: IntArray, has_part: npt.ArrayLike) -> int:
-    """How many of the prompts for which `has_part` [P] is true are drawn independently: a group, whose columns are alike, is one."""
+    """How many of the prompts with `has_part` [P] are drawn independently: a group, whose columns are alike, is one."""
     return len({counts[:, place].tobytes() for place in np.flatnonzero(has_part)})
 
 
@@ -124,7 +124,7 @@ def student_quantile(chance: float, *, degrees: int) -> float:
 
 
 def interval_over(values: npt.ArrayLike, *, prompts: int, confidence: float) -> tuple[float, float] | None:
-    """Interval of resampled values that `prompts` independent prompts have a part in; None for one, which says nothing of others."""
+    """Interval of resampled values that `prompts` independent prompts have a part in; None for one: it says nothing of others."""
     low, high = percentile_interval(values, confidence=widened(confidence, prompts=prompts))
     return (low, high) if prompts > 1 and math.isfinite(low) else None
 

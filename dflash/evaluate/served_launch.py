@@ -153,8 +153,8 @@ def _notes(engine: EngineName, drafter: ServedDrafter, size: int) -> tuple[str, 
     else:
         notes.append("SGLang needs a version that knows --speculative-algorithm DFLASH")
         notes.append(
-            "a target with linear-attention layers (Qwen3-Next, Qwen3.5 and later) needs --disable-radix-cache on both servers: "
-            "SGLang refuses drafts beside the way it keeps prefixes of such targets by default"
+            "where SGLang refuses drafts because of its radix cache (targets with linear-attention layers: Qwen3-Next, Qwen3.5 and "
+            "later), add --disable-radix-cache to both commands"
         )
     return tuple(notes)
 

@@ -93,14 +93,18 @@ def convert_once(gguf_file: Path, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         gguf_to_hf(gguf_file, folder)
-    except (OSError, TargetError) as error:
-        if folder.is_dir():  # another process was faster
-            return
-        if isinstance(error, TargetError):
+    except TargetError:
+        if not folder.is_dir():
             raise
+    except OSError as error:
+        if not folder.is_dir():  # else another process was faster
+            raise TargetError(
+                f"{gguf_file} cannot be converted into {folder}: {error.strerror}",
+                remedy="make the cache folder writable, or name another one in XDG_CACHE_HOME",
+            ) from error
+    except Exception as error:  # as above, of the values
         raise TargetError(
-            f"{gguf_file} cannot be converted into {folder}: {error.strerror}",
-            remedy="make the cache folder writable, or name another one in XDG_CACHE_HOME",
+            f"{gguf_file} cannot be converted: {type(error).__name__}: {error}", remedy="download it again and compare its SHA-256"
         ) from error
 
 
@@ -126,7 +130,7 @@ def _open(gguf_file: Path) -> Any:
 
     try:
         return gguf.GGUFReader(gguf_file)
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
+    except Exception as error:  # of any kind: the library believes the header until something does not work
         raise TargetError(
             f"{gguf_file} is not a complete GGUF file: {error}", remedy="download it again and compare its SHA-256"
         ) from error

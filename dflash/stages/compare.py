@@ -13,7 +13,7 @@ from dflash.compare.page import render_comparison
 from dflash.compare.text import comparison_data, comparison_text
 from dflash.compare.view import view_run
 from dflash.stages.run import reopen_run
-from dflash.stages.tracking import tracker_of
+from dflash.stages.tracking import close_again, tracker_of
 from dflash.storage import atomic_write_text
 from dflash.train.runs import run_is_live
 
@@ -78,5 +78,6 @@ def _track(run_dir: Path, comparison: Comparison, files: Sequence[Path], names: 
         step = len(comparison.runs[-1].curves.loss)
         tracker.log_metrics({"compare/acceptance_difference": against.difference}, step=step)
         tracker.set_tags({"compared_with": comparison.runs[0].name, "compare_verdict": against.word})
-    if not run_is_live(run.paths):  # whoever adds something to an MLflow run opens it, and nobody else would close it
-        tracker.finish("FINISHED" if run.paths.summary.exists() else "KILLED")
+    close_again(run, tracker)
+    if not run.paths.summary.exists() and not run_is_live(run.paths):
+        tracker.finish("KILLED")

@@ -28,7 +28,7 @@ from dflash.model.target import Target, load_target
 from dflash.records import DataManifest, EvaluationResult, RivalTable, RunPaths, from_json
 from dflash.stages.rivals import check_names, read_rivals, with_baselines, write_rivals
 from dflash.stages.run import Run
-from dflash.stages.tracking import tracker_of
+from dflash.stages.tracking import close_again, tracker_of
 from dflash.tracking import evaluation_metrics
 
 Which = Literal["trained", "untrained"]
@@ -122,6 +122,7 @@ def evaluate_stage(
         tracker.log_metrics(evaluation_metrics(each.result), step=loaded.manifest.step)
     for file in files:
         tracker.log_artifact(file, f"eval/{folder.name}")
+    close_again(run, tracker)
     require_lossless(evaluation.result)
     return evaluation.result
 

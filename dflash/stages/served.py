@@ -37,7 +37,7 @@ from dflash.stages.evaluate import label_with, settings_of_call
 from dflash.stages.export import check_described, stored_in
 from dflash.stages.run import Run
 from dflash.stages.sweep import load_sweep
-from dflash.stages.tracking import tracker_of
+from dflash.stages.tracking import close_again, tracker_of
 from dflash.tracking import evaluation_metrics
 
 Progress = Callable[[str, int, int], None]
@@ -87,6 +87,7 @@ def evaluate_served_stage(run: Run, *, engine: EngineName, url: str, plain_url: 
         tracker.log_metrics(evaluation_metrics(evaluation.result), step=0)
     for file in files:
         tracker.log_artifact(file, f"eval/{folder.name}")
+    close_again(run, tracker)
     require_lossless(evaluation.result)
     return evaluation.result
 

@@ -21,7 +21,7 @@ from dflash.stages.evaluate import EvaluationBench, label_with, open_bench, sett
 from dflash.stages.export import newest_checkpoint
 from dflash.stages.rivals import check_names
 from dflash.stages.run import Run
-from dflash.stages.tracking import tracker_of
+from dflash.stages.tracking import close_again, tracker_of
 from dflash.storage import atomic_write_bytes, atomic_write_text
 from dflash.tracking import sweep_metrics
 
@@ -102,6 +102,7 @@ def sweep_stage(run: Run, bench: EvaluationBench, *, progress: Callable[[str, in
         tracker.log_metrics(sweep_metrics(result), step=manifest.step)
     for file in files:
         tracker.log_artifact(file, f"eval/{folder.name}")
+    close_again(run, tracker)
     _require_lossless(result)
     return result
 

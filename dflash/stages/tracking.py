@@ -7,6 +7,7 @@ one is created with all its tags, and the log's line about the rollback is passe
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,14 +15,26 @@ from dflash.config import flat_params
 from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import PreparedData, load_data, read_preview
 from dflash.stages.run import Run
-from dflash.tracking import LogForwarder, Tracker, load_state, open_tracker
+from dflash.tracking import LogForwarder, Tracker, load_state, open_tracker, redact_text, store_uri
 from dflash.tracking.names import TAG_ABANDONED_FOR, TAG_ROLLED_BACK_TO
 
 
 def tracker_of(run: Run) -> Tracker:
-    """Open (or continue) the MLflow run of the run's newest segment: a crash continues it, only a rollback begins another."""
-    state = load_state(run.paths.tracking_state)
-    return _open(run, 0 if state is None else state.segment, {})
+    """Open (or continue) the MLflow run of the run's newest segment: a crash continues it, only a rollback begins another.
+
+    A store that has heard nothing of the run yet gets it from its first segment on.
+    """
+    state, tracking = load_state(run.paths.tracking_state), run.config.tracking
+    if state is None or not tracking.enabled:
+        return _open(run, 0, {})
+    known = (state.store, state.experiment) == (redact_text(store_uri(run.config, os.environ)), tracking.experiment)
+    return _open(run, state.segment if known else 0, {})
+
+
+def close_again(run: Run, tracker: Tracker) -> None:
+    """Close the MLflow run of a finished run: whoever adds something to it opens it, and nobody else would close it."""
+    if run.paths.summary.exists():
+        tracker.finish("FINISHED")
 
 
 def forwarder_of(run: Run, *, describe: Callable[[Tracker], None]) -> LogForwarder:

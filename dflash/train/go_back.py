@@ -64,7 +64,8 @@ class Rollbacks:
         """
         if self._glance(alive=stop_trainer is not None) == self._quiet:
             return False
-        self._complete_log()
+        if stop_trainer is None:
+            self._complete_log()
         stopped = learned = False
         while (action := next_action(self._facts(trainer_alive=stop_trainer is not None and not stopped))) is not None:
             if not learned and isinstance(action, NoteRollback) and action.entry.phase == "begin":

@@ -29,3 +29,24 @@ pid_of() { # pid of a service that runs, empty otherwise
   read -r pid started <"$file"
   [[ -n "$started" && "$(start_time_of "$pid")" == "$started" ]] && echo "$pid" || true
 }
+
+left_behind() { # pids that a dead service has left: its program forked them, they are of its session and may hold its port
+  local file="$STATE/$1.pid" pid started
+  [[ -f "$file" && -z "$(pid_of "$1")" ]] || return 0
+  read -r pid started <"$file"
+  # The kernel gives a session's number to no new process while one of the session lives: only a new process has another start.
+  if [[ -r "/proc/$pid/stat" && "$(sed 's/.*) //' "/proc/$pid/stat" | awk '{ print $20 }')" != "$started" ]]; then return 0; fi
+  cat /proc/[0-9]*/stat 2>/dev/null | sed 's/ (.*) / /' | awk -v session="$pid" '$2 != "Z" && $5 == session { print $1 }' || true
+}
+
+end_left_behind() { # end_left_behind NAME: so that a server which was killed can start again; trainings outlive their worker
+  local pids deadline=$((SECONDS + 5))
+  if [[ "$1" == worker-* ]]; then return; fi
+  mapfile -t pids < <(left_behind "$1")
+  if [[ ${#pids[@]} -eq 0 ]]; then return; fi
+  echo "$1 is dead: ending what it has left (${pids[*]})"
+  kill -TERM "${pids[@]}" 2>/dev/null || true
+  while [[ -n "$(left_behind "$1")" && $SECONDS -lt $deadline ]]; do sleep 0.1; done
+  mapfile -t pids < <(left_behind "$1")
+  if [[ ${#pids[@]} -gt 0 ]]; then kill -KILL "${pids[@]}" 2>/dev/null || true; fi
+}

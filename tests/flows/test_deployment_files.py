@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -68,6 +69,8 @@ def test_the_health_check_is_scheduled_acts_and_has_workers_of_its_own(name: str
 
 
 def test_every_deployed_flow_carries_the_version_of_the_code() -> None:
+    # Of any other type a deployment's version is git's last commit, whatever the sources are by now.
+    assert {deployment["version_type"] for deployment in DEPLOYMENTS} == {"prefect:simple"}
     assert {flow_of(deployment).version for deployment in DEPLOYMENTS} == {code_version()}
     assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", code_version())
 
@@ -102,3 +105,12 @@ def test_only_this_projects_plugin_is_allowed_and_nothing_phones_home() -> None:
     assert settings["server"]["analytics_enabled"] is False
     assert settings["flows"]["heartbeat_frequency"] * 3 == SILENCE_S, "the automation waits for three heartbeats"
     assert settings["api"]["url"].startswith("http://127.0.0.1:")
+
+
+def test_slots_survive_their_server_so_that_a_reboot_never_stops_the_health_checks() -> None:
+    settings = tomllib.loads((ROOT / "prefect.toml").read_text(encoding="utf-8"))
+    storage = settings["server"]["concurrency"]["lease_storage"]
+    assert storage.endswith(".filesystem")
+    assert importlib.import_module(storage).ConcurrencyLeaseStorage, "as Prefect loads it"
+    image = (ROOT / "infra" / "image" / "Dockerfile").read_text(encoding="utf-8")
+    assert f"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={storage}\n" in image

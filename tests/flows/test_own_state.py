@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from prefect import flow, get_client, runtime
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelling, Crashed, Pending, Running, Scheduled
 
-from dflash.errors import HaltedError, InterruptedRunError, StorageError
+from dflash.errors import HaltedError, InterruptedRunError, ServerError, StorageError
 from dflash.records import ControlRequest, RollbackPlan, RunPaths
 from dflash.stages import Run
-from dflash.train.attempts import attempts, end_of
+from dflash.train.attempts import attempts, begin_attempt, end_of
 from dflash.train.requests import acknowledge, ask, pending_requests
 from flows.automations import ZOMBIES, install, zombie_automation
 from flows.health import health_check
@@ -154,6 +155,20 @@ def test_a_state_is_given_once_and_whatever_the_present_one_is(flow_run: str) ->
     server.give(flow_run, "Completed", "it had finished")
     assert state_of(flow_run).is_completed()
     server.give(str(uuid4()), "Crashed", "nobody")
+
+
+def test_a_deployment_that_does_not_take_the_parameters_any_more_is_told_in_the_servers_words(paths: RunPaths) -> None:
+    with get_client(sync_client=True) as client:
+        schema = {"type": "object", "properties": {"config": {"type": "string", "pattern": "x$"}}}
+        made = client.create_deployment(
+            client.create_flow(nothing), name="strict", parameter_openapi_schema=schema, enforce_parameter_schema=True
+        )
+    attempt = begin_attempt(paths, flow_run=str(uuid4()), deployment=str(made), parameters={"config": "a.yaml"})
+    with pytest.raises(ServerError, match=r"'a\.yaml' does not match"):
+        PrefectFlowRuns().start(attempt, key="k")
+    gone = replace(attempt, deployment=str(uuid4()))
+    with pytest.raises(ServerError, match="is gone"):
+        PrefectFlowRuns().start(gone, key="k")
 
 
 def test_the_automation_is_installed_once_and_brought_up_to_date() -> None:

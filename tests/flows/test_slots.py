@@ -27,15 +27,15 @@ def work_without_a_slot() -> None:
         state = client.read_flow_run(UUID(str(runtime.flow_run.id))).state
         assert state is not None
         lease = state.state_details.deployment_concurrency_lease_id
+        (renewal,) = (thread for thread in threading.enumerate() if thread.name == f"{RENEWAL}-{lease}")
         client.request("POST", "/v2/concurrency_limits/decrement-with-lease", json={"lease_id": str(lease)})
-    (renewal,) = (thread for thread in threading.enumerate() if thread.name == f"{RENEWAL}-{lease}")
     renewal.join(60)
     assert not renewal.is_alive()
     DONE.append("work")
 
 
 def test_work_outlives_the_slot_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_leases, "_RENEWAL_FRACTION", 0.0)
+    monkeypatch.setattr(_leases, "_RENEWAL_FRACTION", 0.0003)  # of five minutes
     monkeypatch.setattr(_leases, "_RENEWAL_RETRY_BASE_DELAY", 0.01)
     flow_settings()
     with get_client(sync_client=True) as client:

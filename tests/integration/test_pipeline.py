@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflash.cli import main
-from dflash.errors import EXIT_BLIND, EXIT_USER_ERROR
+from dflash.errors import EXIT_BLIND, EXIT_OK, EXIT_USER_ERROR
 from dflash.records import RunSummary, from_json
 from dflash.stages import load_report, load_result, reopen_run
 from tests.support.planted_secrets import PLANTED, find_planted
@@ -88,6 +89,28 @@ def test_the_summary_holds_the_promised_keys(finished: Path) -> None:
     assert len(summary.acceptance_per_position) == 7
     assert Path(summary.checkpoint).name == "step-24"
     assert summary.longest_bucket_run <= 3
+
+
+def documented_commands() -> list[list[str]]:
+    """Words behind `python -m dflash` of what the pages of a first use do with a finished run, the quick ones."""
+    pages = [ROOT / name for name in ("README.md", "docs/quickstart.md", "docs/health.md")]
+    lines = [line.split("  #")[0] for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    words = [shlex.split(line)[3:] for line in lines if line.startswith("python -m dflash ") and "runs/demo-001" in line]
+    kept = [each for each in words if each[0] in ("health", "trace", "checkpoint", "export", "publish")]
+    return [each for index, each in enumerate(kept) if each not in kept[:index] and not {"--watch", "--explain"} & set(each)]
+
+
+def test_commands_of_the_first_pages_work_as_they_stand(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = documented_commands()
+    assert {command[0] for command in commands} == {"health", "trace", "checkpoint", "export", "publish"}
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/demo-001").symlink_to(finished)
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        assert main(command) == (EXIT_BLIND if command[0] == "health" else EXIT_OK), f"{command}: {capsys.readouterr().err}"
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "trace.json", "drafter", "published", "page.html"}
 
 
 def test_every_step_of_the_plan_is_in_the_log_exactly_once(finished: Path) -> None:

@@ -60,7 +60,6 @@ def test_deployments_are_as_the_file_says(client: SyncPrefectClient) -> None:
         ({"config": "demo.txt"}, "config"),
         ({"config": "a.yaml", "overrides": ["lr 3"]}, "overrides"),
         ({"config": "a.yaml", "run_name": "../x"}, "run_name"),
-        ({"config": "a.yaml", "learning_rate": 3}, "learning_rate"),
     ],
 )
 def test_parameters_are_refused_at_submission_with_the_field_named(
@@ -71,6 +70,14 @@ def test_parameters_are_refused_at_submission_with_the_field_named(
         client.create_flow_run_from_deployment(training.id, parameters=parameters)
     assert refused.value.response.status_code in (409, 422)
     assert field in refused.value.response.text
+
+
+def test_a_parameter_that_there_is_not_is_refused_by_its_name(stack: Stack) -> None:
+    """By the command line: the server's own interface takes it, and the flow run fails before anything runs."""
+    command = [str(BIN / "prefect"), "deployment", "run", "train-v2", "--param", "learning_rate=3"]
+    done = subprocess.run(command, cwd=ROOT, env=stack.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "'learning_rate'" in done.stdout + done.stderr
 
 
 def test_the_whole_chain_by_the_bare_name_and_the_automation(stack: Stack, client: SyncPrefectClient) -> None:

@@ -44,7 +44,8 @@ def ask(
     last = max(live_steps(paths))
     segment = max(line["segment"] for line in log_lines(paths))
     plan = RollbackPlan(
-        key=f"segment-{segment}", action=action, rung=1, segment=segment, onset_step=last, alarm_step=last, region_step=last,  # type: ignore[arg-type]
+        # The second rung: the first one goes back to whatever is clean by the time that it is carried out.
+        key=f"segment-{segment}", action=action, rung=2, segment=segment, onset_step=last, alarm_step=last, region_step=last,  # type: ignore[arg-type]
         target_step=target, skip=skip, overlay=overlay, reason="a test",
     )  # fmt: skip
     request = ControlRequest(plan.key, plan.action, plan.reason, "2026-01-01", "test", plan=plan)

@@ -17,6 +17,12 @@ from typing import Any
 
 import pytest
 
+from dflash.config.tree import CONFIG_SCHEMA_VERSION
+from dflash.records.checkpoint import CHECKPOINT_SCHEMA_VERSION
+from dflash.records.data import DATA_SCHEMA_VERSION, PLAN_SCHEMA_VERSION
+from dflash.records.health import HEALTH_SCHEMA_VERSION
+from dflash.records.log import LOG_SCHEMA_VERSION
+from dflash.records.result import RESULT_SCHEMA_VERSION
 from release import hashes, licences
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +97,21 @@ def test_the_changelog_leads_to_this_version() -> None:
     numbers = [tuple(map(int, version.split("."))) for version in released]
     assert numbers == sorted(set(numbers), reverse=True), "the newest first, each once"
     assert not numbers or numbers[0] <= tuple(map(int, PROJECT["version"].split(".")))
+
+
+def test_the_changelog_tells_the_schema_versions_of_this_code() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^- Schema versions: ([^.]*)\.", text, flags=re.MULTILINE)
+    versions = {
+        "configuration": CONFIG_SCHEMA_VERSION,
+        "data": DATA_SCHEMA_VERSION,
+        "plan": PLAN_SCHEMA_VERSION,
+        "log": LOG_SCHEMA_VERSION,
+        "checkpoint": CHECKPOINT_SCHEMA_VERSION,
+        "health": HEALTH_SCHEMA_VERSION,
+        "result": RESULT_SCHEMA_VERSION,
+    }
+    assert told == ", ".join(f"{kind} {version}" for kind, version in versions.items())
 
 
 def test_the_licences_page_is_what_the_installed_packages_declare() -> None:

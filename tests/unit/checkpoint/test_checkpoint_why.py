@@ -77,4 +77,7 @@ def test_what_is_gone_and_what_the_ledger_does_not_know_is_said() -> None:
     ledger: list[LedgerLine] = [entry(200, "clean"), entry(600, "clean")]
     assert "its folder is gone" in lines_of(ledger, 600)
     assert "its folder is gone" not in lines_of(ledger, 200)
+    removed = lines_of([entry(600, "clean")], 600)
+    assert "may return" not in removed
+    assert removed.startswith("clean: it was found good")
     assert "the ledger does not know it" in lines_of(ledger, 400)

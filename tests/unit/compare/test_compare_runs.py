@@ -16,7 +16,8 @@ from dflash.compare.pictures import draw_acceptance
 from dflash.compare.view import view_run
 from dflash.errors import DataError, EvaluationError, RunStateError
 from dflash.records import RollbackEntry, RollbackPlan, to_json
-from dflash.stages import compare_stage
+from dflash.stages import compare_stage, reopen_run
+from dflash.stages.tracking import close_again, tracker_of
 from tests.support.compared_runs import RESULT, step_line, write_evaluation_files, write_run
 from tests.unit.tracking.tracking_fakes import FakeStore
 
@@ -72,8 +73,13 @@ def test_a_comparison_does_not_leave_a_run_open_that_nobody_trains(
         write_run(tmp_path / name, LOG, answers=answers(2), overrides=["tracking.enabled=true", f"run.root={tmp_path}"])
     compare_stage([tmp_path / "a-001", tmp_path / "b-001"], output=None, track=True)
     (run,) = store.runs.values()
+    closed, tracker = reopen_run(tmp_path / "b-001"), tracker_of(reopen_run(tmp_path / "b-001"))
     assert (run["name"], run["status"], run["tags"]["compared_with"]) == ("b-001.s0", status, "a-001")
     assert run["artifacts"] == [f"compare/a-001-vs-b-001/comparison.{kind}" for kind in ("html", "json")]
+    closed.paths.summary.write_text("{}")
+    tracker.connect()
+    close_again(closed, tracker)
+    assert run["status"] == "FINISHED", "as an evaluation leaves it that comes after the training's own"
 
 
 def test_a_rollback_is_told_with_what_it_skipped(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_slices_share_out_all_verifications() -> None:
         assert sum(part["verifications"] for part in slices.values()) == len(table)
         assert sum(part["verification_frac"] for part in slices.values()) == pytest.approx(1.0)
         histograms = [part["acceptance_histogram"] for part in slices.values()]
-        assert [sum(column) for column in zip(*histograms, strict=True)] == np.bincount(table.accepted_counted, minlength=4).tolist()
+        assert np.sum(histograms, axis=0).tolist() == np.bincount(table.accepted_counted, minlength=4).tolist()
     own = [counted for p, *_, counted in made if p % 2]
     assert by_kind["sorting"]["acceptance_length"] == pytest.approx(sum(own) / len(own))
     assert by_kind["sorting"]["prompts"] == 5

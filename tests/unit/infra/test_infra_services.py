@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -37,7 +38,8 @@ signal.pause()
 STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 PARENT = """
 import subprocess, sys
-children = [subprocess.Popen([sys.executable, "-c", *call], stdout=subprocess.PIPE, start_new_session=True) for call in {calls!r}]
+begin = lambda call: subprocess.Popen([sys.executable, "-c", *call], stdout=subprocess.PIPE, start_new_session={apart})
+children = [begin(call) for call in {calls!r}]
 for child in children: child.stdout.readline()
 print(*(child.pid for child in children), flush=True)
 for child in children: child.wait()
@@ -46,11 +48,13 @@ sys.stdin.read()
 
 
 class Family:
-    """A parent with children in sessions of their own, as a worker has its flow runs."""
+    """A parent with children in sessions of their own, as a worker has its flow runs, or in its own, as a server has."""
 
-    def __init__(self, *calls: list[str]) -> None:
-        program = [sys.executable, "-c", PARENT.format(calls=list(calls))]
-        self.parent = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *calls: list[str], apart: bool = True) -> None:
+        program = [sys.executable, "-c", PARENT.format(calls=list(calls), apart=apart)]
+        self.parent = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=not apart
+        )
         assert self.parent.stdout is not None
         self.children = [int(pid) for pid in self.parent.stdout.readline().split()]
 
@@ -202,6 +206,52 @@ def test_the_sum_over_processes_arrives() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every byte arrived" in done.stdout
+
+
+@pytest.mark.parametrize("service", ["prefect", "mlflow"])
+def test_a_port_that_another_program_holds_is_named_and_nothing_is_started(service: str, accounts: str, tmp_path: Path) -> None:
+    taken, variable = accounts.rpartition(":")[2], f"DFLASH_{service.upper()}_PORT"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))  # bound, and nobody listens: as good as free
+        ports = dict.fromkeys(("DFLASH_PREFECT_PORT", "DFLASH_MLFLOW_PORT"), str(other.getsockname()[1])) | {variable: taken}
+        env = os.environ | ports | {"DFLASH_LOCAL_DIR": str(tmp_path / "local"), "DFLASH_BIN": str(Path(sys.executable).parent)}
+        done = subprocess.run([ROOT / "infra/local/up"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"port {taken}" in done.stderr
+    assert variable in done.stderr
+    assert not (tmp_path / "local").exists()
+
+
+def left(family: Family, name: str, folder: Path, *, started: str | None = None) -> list[int]:
+    """Children that live once `end_left_behind` has looked after a service whose recorded process is that family's parent."""
+    (folder / f"{name}.pid").write_text(f"{family.parent.pid} {started or start_of(family.parent.pid)}\n")
+    family.parent.kill()
+    os.waitid(os.P_PID, family.parent.pid, os.WEXITED | os.WNOWAIT)  # a zombie until the end: its number is nobody else's
+    script = f"source {ROOT}/infra/local/common.sh; end_left_behind {name}"
+    subprocess.run(["bash", "-euc", script], env=os.environ | {"DFLASH_LOCAL_DIR": str(folder)}, capture_output=True, check=True)
+    return [pid for pid in family.children if alive(pid)]
+
+
+def start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+
+
+@pytest.mark.parametrize(
+    ("name", "started", "lives"), [("mlflow", None, False), ("mlflow", "1", True), ("worker-train", None, True)]
+)
+def test_what_a_killed_server_has_left_is_ended_and_a_training_or_a_strangers_process_is_not(
+    name: str, started: str | None, lives: bool, tmp_path: Path
+) -> None:
+    family = Family([OBEDIENT, str(tmp_path / "saved")], apart=False)
+    try:
+        assert bool(left(family, name, tmp_path, started=started)) is lives
+    finally:
+        family.end()
 
 
 def test_a_url_that_does_not_answer_is_not_waited_for_for_ever(accounts: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from dflash.config import TargetConfig
 from dflash.data.tokenizer import load_tokenizer, stop_token_ids
 from dflash.errors import TargetError
 from dflash.model.export_audit import audit_folder
+from dflash.model.gguf import convert_once
 from dflash.model.target_info import read_hf_config
 from tests.support.demo_target import DEMO_TARGET
 
@@ -31,6 +33,14 @@ WRONG = [
     ("config.json", '{"model_type": ["qwen3"]}'),
     ("config.json", '{"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["x"]}'),
 ]
+LLAMA_NUMBERS = (
+    "embedding_length",
+    "block_count",
+    "attention.head_count",
+    "feed_forward_length",
+    "context_length",
+    "attention.layer_norm_rms_epsilon",
+)
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -49,6 +59,38 @@ def test_a_target_whose_file_is_something_else(name: str, text: str, tmp_path: P
 def read(config: TargetConfig) -> None:
     read_hf_config(Path(config.path), trust_remote_code=False)
     stop_token_ids(load_tokenizer(config), config)
+
+
+def named(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf_file(*values: tuple[str, int, bytes], tensors: int = 0) -> bytes:
+    """A GGUF file of these metadata: name, number of the type, bytes."""
+    counts = struct.pack("<IQQ", 3, tensors, len(values))
+    return b"GGUF" + counts + b"".join(named(name) + struct.pack("<I", kind) + data for name, kind, data in values)
+
+
+ARRAY, TEXT, U32 = 9, 8, 4
+LLAMA = ("general.architecture", TEXT, named("llama"))
+GGUF = {
+    "counts": gguf_file(tensors=1 << 60),
+    "nested": gguf_file(("a", ARRAY, struct.pack("<IQ", ARRAY, 1) * 3000)),
+    "kind": gguf_file(("a", 77, b"")),
+    "no text": gguf_file(("a", TEXT, struct.pack("<Q", 2) + b"\xff\xfe")),
+    "nothing but its architecture": gguf_file(LLAMA),
+    "texts for numbers": gguf_file(LLAMA, *((f"llama.{name}", TEXT, named("x")) for name in LLAMA_NUMBERS)),
+    "no heads": gguf_file(LLAMA, *((f"llama.{name}", U32, struct.pack("<I", 0)) for name in LLAMA_NUMBERS)),
+}
+
+
+@pytest.mark.parametrize("data", GGUF.values(), ids=list(GGUF))
+def test_a_gguf_file_that_is_something_else(data: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(data)
+    with pytest.raises(TargetError, match=r"x\.gguf"):
+        convert_once(file, tmp_path / "converted")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))

@@ -97,7 +97,8 @@ def test_what_holds_no_credential_is_let_through(override: str) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    secret=st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=8, max_size=20),
+    # Behind two characters that no message holds: `password` alone would be found in every one of them.
+    secret=st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=6, max_size=18).map("q7{}".format),
     scheme=st.sampled_from(["http", "https", "s3", "postgresql", "sqlite+x", "ssh", "HTTP"]),
     depth=st.integers(0, 5),
 )

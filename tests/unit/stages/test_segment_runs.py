@@ -16,6 +16,7 @@ from dflash.stages.tracking import forwarder_of
 from dflash.tracking import Tracker
 from tests.unit.tracking.tracking_fakes import FakeStore, line_of, step_record
 
+BACK = {"kind": "event", "event": "rollback_end", "segment": 1, "step": 3, "details": {"target_step": 3, "rung": 1}}
 CALLS = ("begin_run", "continue_run", "find_run", "set_tags", "log_params", "log_metrics", "end_run")
 
 
@@ -79,11 +80,10 @@ def test_each_segment_has_one_run_with_its_steps_and_its_tags(
 ) -> None:
     store = Mortal()
     monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: store.connect())
-    back = {"kind": "event", "event": "rollback_end", "segment": 1, "step": 3, "details": {"target_step": 3, "rung": 1}}
     run.paths.log.write_bytes(b"".join(line_of(step_record(step)) for step in range(6)))
     forward(run, store)
     with run.paths.log.open("ab") as log:
-        log.write(line_of(back) + b"".join(line_of(step_record(step, segment=1)) for step in range(3, 7)))
+        log.write(line_of(BACK) + b"".join(line_of(step_record(step, segment=1)) for step in range(3, 7)))
     store.left, store.late, store.away_then = calls, how == "killed after", how == "away"
     with contextlib.suppress(Killed):
         forward(run, store)
@@ -96,3 +96,18 @@ def test_each_segment_has_one_run_with_its_steps_and_its_tags(
     assert second["tags"].items() >= {"parent_run": "run0", "segment": "1", "rolled_back_to_step": "3", "rung": "1"}.items()
     assert "abandoned_for_segment" not in second["tags"]
     assert [store.steps(run_id) for run_id in store.runs] == [list(range(6)), list(range(3, 7))]
+
+
+def test_another_store_gets_every_segment_too(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stores = [FakeStore(), FakeStore()]
+    monkeypatch.setattr("dflash.tracking.open.Store", lambda uri, **_named: stores[uri.endswith("/moved.db")].connect())
+    first, second = (
+        [line_of(step_record(step, segment=part)) for step in steps] for part, steps in enumerate((range(6), range(3, 7)))
+    )
+    run.paths.log.write_bytes(b"".join([*first, line_of(BACK), *second]))
+    forward(run, stores[0])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/moved.db")
+    forward(run, stores[1])
+    for store in stores:
+        assert [each["name"] for each in store.runs.values()] == ["demo-001.s0", "demo-001.s1"]
+        assert [store.steps(run_id) for run_id in store.runs] == [list(range(6)), list(range(3, 7))]
