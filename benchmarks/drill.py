@@ -2,7 +2,7 @@
 
 A drill takes minutes, so every verdict is appended to `<root>/verdicts.jsonl` at once: interrupted, the same command goes on with
 what is missing, as long as configuration and code are the same. `--faults nan ramp --seeds 0 1` selects. The whole suite (8
-faults x 3 seeds and 3 fault-free runs) takes about two hours on two cores; `--quick` is one short drill of about a minute.
+faults x 3 seeds and 3 fault-free runs) takes about an hour on two cores; `--quick` is one short drill of about a minute.
 """
 
 from __future__ import annotations
