@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.parameters import flow_run_name
 from tasks.code_version import code_version
+from tasks.console import outlive_lost_console
 from tasks.policies import show_library_log
 from tasks.slots import outlive_lost_slots
 
@@ -16,6 +17,7 @@ from tasks.slots import outlive_lost_slots
 def flow_settings() -> dict[str, Any]:
     """Arguments of `prefect.flow`, anew for each flow: Prefect keeps the list of hooks that it is given."""
     outlive_lost_slots()  # here, because every process that runs a flow of ours comes by
+    outlive_lost_console()
     return {
         "version": code_version(),
         "flow_run_name": flow_run_name,
