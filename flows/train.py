@@ -15,6 +15,7 @@ from flows.parameters import ConfigPath, Overrides, RunName, check, command_line
 from flows.settings import flow_settings
 from tasks.attempt import working_on
 from tasks.check_health import check_health, require_healthy
+from tasks.console import say
 from tasks.evaluate_drafter import evaluate_drafter
 from tasks.local import run_program
 from tasks.open_run import begin_run
@@ -44,7 +45,7 @@ def train(config: ConfigPath, overrides: Overrides | None = None, run_name: RunN
         evaluate_drafter(run_dir)
         health = check_health(run_dir, act=False, ended=True)
         summary = summarise_run(run_dir)
-        print(closing_table(run_dir, summary), flush=True)
+        say(closing_table(run_dir, summary))
         require_healthy([health])
     return summary
 

@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
     retry_delay_seconds=5,
     retry_condition_fn=is_transient,
     timeout_seconds=SHORT_TIMEOUT_S,
-    tags=["dflash", "health"],
     **NEVER_CACHED,
 )
 def check_health(run_dir: str, *, act: bool, ended: bool | None) -> HealthReport:

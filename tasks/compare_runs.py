@@ -11,7 +11,7 @@ from tasks.policies import NEVER_CACHED, SHORT_TIMEOUT_S
 from tasks.reporting import link, markdown
 
 
-@task(name="compare", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
+@task(name="compare", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
 def compare_runs(run_dirs: list[str], output: str | None = None) -> str:
     """The verdict and the tables; the page is written, linked and copied to MLflow."""
     found = compare_stage(run_dirs, output=None if output is None else Path(output), track=True)

@@ -2,12 +2,14 @@
 
 A worker reads what its flow runs print. When it is killed, the next line that a flow run logs finds a broken pipe, and rich, which
 Prefect prints with, ends the process for it (`Console.on_broken_pipe`): a training would be lost to its worker's death. Here the
-console falls silent instead; the log at the server and the run's own files go on.
+console falls silent instead; the log at the server and the run's own files go on. A flow prints with `say` for the same reason.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from typing import IO
 
 from rich.console import Console
 
@@ -17,8 +19,21 @@ def outlive_lost_console() -> None:
     Console.on_broken_pipe = _fall_silent  # type: ignore[method-assign]
 
 
+def say(text: str) -> None:
+    """Print a flow's own words, if somebody is there to read them."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout)
+
+
 def _fall_silent(console: Console) -> None:
     console.quiet = True
+    _to_nowhere(console.file)
+
+
+def _to_nowhere(stream: IO[str]) -> None:
+    """What is still buffered, or comes later, would fail once more, at the process's end at the latest."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, console.file.fileno())  # or what is still buffered would fail once more at the process's end
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

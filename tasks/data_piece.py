@@ -28,7 +28,6 @@ LINE_EVERY_S = 10.0
     retries=2,
     retry_delay_seconds=10,
     retry_condition_fn=is_transient,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def carry_out(name: str, work: Work[Any]) -> Any:

@@ -17,7 +17,6 @@ from tasks.reporting import table
     retry_delay_seconds=10,
     retry_condition_fn=is_transient,
     timeout_seconds=EVALUATE_TIMEOUT_S,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def evaluate_drafter(run_dir: str) -> list[EvaluationResult]:

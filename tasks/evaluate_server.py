@@ -21,7 +21,6 @@ from tasks.reporting import markdown
     retry_delay_seconds=10,
     retry_condition_fn=is_transient,
     timeout_seconds=EVALUATE_TIMEOUT_S,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def evaluate_server(

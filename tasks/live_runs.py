@@ -22,7 +22,7 @@ from tasks.reporting import table
 logger = logging.getLogger(__name__)
 
 
-@task(name="find-live-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
+@task(name="find-live-runs", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
 def find_live_runs(config: str, *, overrides: list[str], run: str | None) -> list[str]:
     """Folders of the configuration's runs that a supervisor trains right now, or the one that is named."""
     if run is not None:
@@ -41,7 +41,7 @@ def _own_runs(config: str, overrides: Sequence[str]) -> list[str]:
     return [str(folder) for folder in list_runs(settings.root) if is_own(folder)]
 
 
-@task(name="revive-runs", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash", "health"], **NEVER_CACHED)
+@task(name="revive-runs", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
 def revive_runs(config: str, *, overrides: list[str], run: str | None) -> list[Revival]:
     """Bring back the configuration's runs whose flow has died without a word, each death once.
 

@@ -11,7 +11,7 @@ from tasks.policies import NEVER_CACHED, SHORT_TIMEOUT_S
 from tasks.reporting import markdown
 
 
-@task(name="open-run", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
+@task(name="open-run", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
 def begin_run(config: str, *, overrides: list[str], run_name: str | None) -> str:
     """Validate a configuration and continue its unfinished run, or begin the next; returns the run's folder."""
     named = [*overrides, f"run.name={run_name}"] if run_name else overrides

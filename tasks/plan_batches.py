@@ -15,7 +15,6 @@ from tasks.reporting import picture, table
     retry_delay_seconds=10,
     retry_condition_fn=is_transient,
     timeout_seconds=SHORT_TIMEOUT_S,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def plan_batches(run_dir: str, data: DataStage) -> PlanStage:

@@ -4,6 +4,8 @@ Invariant: training is never retried by Prefect. Resuming is the checkpoints' bu
 configuration continues from the newest durable one.
 Nothing is cached: Prefect's cache key knows the task's own source, not the library behind it, so the
 stages decide themselves (by fingerprint and manifest) what can be reused.
+No task has tags: Prefect asks the server for a slot of each before a task begins, and gives up after a minute. A server that is
+away when a training ends would turn its evaluation into the flow run's failure.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from tasks.spread import open_spread
     retry_delay_seconds=10,
     retry_condition_fn=is_transient,
     timeout_seconds=PREPARE_TIMEOUT_S,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def prepare_data(run_dir: str) -> DataStage:

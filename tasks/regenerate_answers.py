@@ -17,7 +17,6 @@ from tasks.reporting import table
     retry_delay_seconds=60,  # a server that restarts loads its weights again
     retry_condition_fn=is_transient,
     timeout_seconds=PREPARE_TIMEOUT_S,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def regenerate_answers(config: str, *, overrides: list[str], output: str | None) -> RegenerateStage:

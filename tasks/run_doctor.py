@@ -14,7 +14,7 @@ from tasks.reporting import table
 logger = logging.getLogger(__name__)
 
 
-@task(name="doctor", timeout_seconds=SHORT_TIMEOUT_S, tags=["dflash"], **NEVER_CACHED)
+@task(name="doctor", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
 def run_doctor(run_dir: str, *, part: Part) -> None:
     """Examine machine, target and drafter (`start`), or the run's data set (`data`)."""
     report = doctor_stage(reopen_run(run_dir), part=part)

@@ -33,7 +33,6 @@ def may_pass(_task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> boo
     retry_delay_seconds=60,
     retry_condition_fn=may_pass,
     timeout_seconds=EVALUATE_TIMEOUT_S,
-    tags=["dflash", "evaluation"],
     **NEVER_CACHED,
 )
 def select_checkpoint(run_dir: str, *, register: bool) -> SelectStage:

@@ -16,7 +16,6 @@ from tasks.reporting import markdown
     retry_delay_seconds=5,
     retry_condition_fn=is_transient,
     timeout_seconds=SHORT_TIMEOUT_S,
-    tags=["dflash"],
     **NEVER_CACHED,
 )
 def summarise_run(run_dir: str) -> RunSummary:

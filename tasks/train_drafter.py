@@ -19,7 +19,7 @@ REPORT_LINES = 5
 
 
 # No retries (the checkpoints resume) and no timeout (a training may take weeks; the health check watches it).
-@task(name="train", retries=0, tags=["dflash", "training"], **NEVER_CACHED)
+@task(name="train", retries=0, **NEVER_CACHED)
 def train_drafter(run_dir: str) -> TrainStage:
     """Train to the end of the plan, continuing from the newest durable checkpoint if there is one."""
     run = reopen_run(run_dir)

@@ -12,6 +12,7 @@ WORK = """
 import sys
 from pathlib import Path
 from flows.settings import flow_settings
+from tasks.console import say
 from prefect.logging import get_logger
 from prefect.logging.configuration import setup_logging
 
@@ -22,6 +23,7 @@ logger.warning("somebody reads this")
 sys.stdin.readline()
 for _ in range(3):
     logger.warning("nobody reads this")
+    say("nor this")
 Path(sys.argv[1]).write_text("done")
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect import Flow
+from prefect import Flow, Task
 from prefect.utilities.importtools import import_object
 
 from flows.automations import SILENCE_S
@@ -49,6 +49,14 @@ def test_a_deployment_names_a_flow_and_parameters_that_it_takes(deployment: dict
     assert deployment["description"]
     if "config" in parameters:
         assert (ROOT / parameters["config"]).is_file()
+
+
+def test_no_task_has_tags() -> None:
+    """Prefect asks the server for a slot of each tag before a task begins, and a server that is away would end the flow run."""
+    modules = [importlib.import_module(f"tasks.{file.stem}") for file in (ROOT / "tasks").glob("*.py") if file.stem != "__init__"]
+    found = {item.name: item.tags for module in modules for item in vars(module).values() if isinstance(item, Task)}
+    assert len(found) > 10
+    assert not {name for name, tags in found.items() if tags}
 
 
 def test_every_full_name_is_there_once() -> None:
