@@ -206,10 +206,5 @@ def open_feature_cache(
     return cache
 
 
-def cached_bytes(root: Path) -> int:
-    """Bytes that all feature caches under `run.root` hold."""
-    return sum(file.stat().st_size for file in (root / FOLDER).rglob("*.states"))
-
-
 def _checksum(content: bytes | memoryview) -> bytes:
     return zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")

@@ -213,7 +213,7 @@ def _feature_cache(inputs: Inputs, models: Models) -> FeatureCache | None:
     if not max_bytes:
         return None
     return open_feature_cache(
-        Path(config.run.root),
+        inputs.paths.root.parent,
         origin={
             "data_fingerprint": inputs.store.manifest.fingerprint,
             "target_fingerprint": target.info.fingerprint,

@@ -24,7 +24,6 @@ from dflash.config import Config
 from dflash.errors import DeviceError, StorageError
 from dflash.records import CheckResult, CheckStatus
 from dflash.storage import Store, open_store
-from dflash.train.feature_cache import cached_bytes
 from dflash.train.memory import GB, DevicePlan, memory_plan
 
 EARLIEST_WALL_TIME_S = 1_735_689_600.0  # 2025-01-01: the code is younger, so an earlier clock is wrong
@@ -93,14 +92,12 @@ def disk_check(config: Config) -> CheckResult:
         TargetError: the target's shape is not known.
     """
     plan = memory_plan(config)
-    root = Path(config.run.root)
-    free = shutil.disk_usage(existing_parent(root)).free
-    cache_bytes = max(0, int(config.train.feature_cache_gib * 2**30) - cached_bytes(root))
-    return judge_disk(config.run.root, plan.disk_bytes, free, cache_bytes=cache_bytes)
+    free = shutil.disk_usage(existing_parent(Path(config.run.root))).free
+    return judge_disk(config.run.root, plan.disk_bytes, free, cache_bytes=int(config.train.feature_cache_gib * 2**30))
 
 
 def judge_disk(folder: str, needed_bytes: int, free: int, *, cache_bytes: int) -> CheckResult:
-    """Compare what checkpoints need, and what a feature cache may still take, with what is free.
+    """Compare what checkpoints need, and what a feature cache may take, with what is free.
 
     Raises:
         StorageError: too little for the checkpoints.
@@ -112,7 +109,7 @@ def judge_disk(folder: str, needed_bytes: int, free: int, *, cache_bytes: int) -
         )
     message = f"{free / GB:.1f} GB free, checkpoints need {needed_bytes / GB:.2f} GB"
     if free < needed_bytes + cache_bytes:
-        message += f", the feature cache may take {cache_bytes / GB:.2f} GB"
+        message += f", the feature cache may take {cache_bytes / GB:.2f} GB, if it is not there yet"
         return CheckResult("disk", "warn", message, "free some space, or lower train.feature_cache_gib: it will keep less")
     return CheckResult("disk", "ok", message, "")
 
