@@ -13,21 +13,32 @@ from typing import Any
 
 from dflash.errors import ConfigError
 
-_SECRET_NAME = r"(password|passwd|secret|credentials?|(api|access|auth|secret|private)[_-]?(key|token))"  # noqa: S105 - a pattern
-SECRET_KEY = re.compile(rf"(^|[._-]){_SECRET_NAME}($|[._-])", re.IGNORECASE)
-"""Keys that name a secret; `api_key_env`, the name of a variable, is none of them (see `_NAMES_A_VARIABLE`)."""
 
-# `scheme://user:password@host`, `https://token@host`, `...?signature=...`; the letters' case is spelt out for schemas.
-_IN_ADDRESS = (
-    r"://[^/@\s]*:[^/@\s]*@",
-    r"[Hh][Tt][Tt][Pp][Ss]?://[^/@\s]+@",
-    r"://[^?\s]*\?[^\s]*([Ss]ig|[Ss]ignature|[Tt]oken|[Kk]ey|[Pp]assword|[Ss]ecret)=[^\s]",
-)
-CREDENTIAL_PATTERNS = (*_IN_ADDRESS, rf"^[^=]*\.{_SECRET_NAME}[.=]")
-"""What no `section.key=value` may match, for a schema that refuses it before it is stored anywhere."""
+def _any_case(pattern: str) -> str:
+    """A pattern whose lower-case letters stand for themselves alone, in either case: a schema has no flag for that."""
+    return re.sub("[a-z]", lambda letter: f"[{letter[0].upper()}{letter[0]}]", pattern)
+
 
 _NAMES_A_VARIABLE = "_env"
-_CREDENTIALS = re.compile("|".join(_IN_ADDRESS), re.IGNORECASE)
+_SECRET_NAME = _any_case("(password|passwd|secret|credentials?|(api|access|auth|secret|private)[_-]?(key|token))")
+SECRET_KEY = re.compile(rf"(^|[._-]){_SECRET_NAME}($|[._-])")
+"""Keys that name a secret; `api_key_env`, the name of a variable, is none of them (see `_NAMES_A_VARIABLE`)."""
+
+# `scheme://user:password@host`, `https://token@host`, `...?signature=...`
+_IN_ADDRESS = (
+    r"://[^/@\s]*:[^/@\s]*@",
+    rf"{_any_case('https?')}://[^/@\s]+@",
+    rf"://[^?\s]*\?[^\s]*{_any_case('(sig|signature|token|key|password|secret)')}=[^\s]",
+)
+# `data.my_password=x`, `data.template_flags={my_password: x}`
+_UNDER_SECRET_KEY = (
+    rf"^[^=]*[._-]{_SECRET_NAME}([._-][^=]*)?(?<!{_NAMES_A_VARIABLE})=",
+    rf"[{{,\n]\s*[\"']?([\w.-]*[._-])?{_SECRET_NAME}([._-][\w.-]*)?(?<!{_NAMES_A_VARIABLE})[\"']?\s*:",
+)
+CREDENTIAL_PATTERNS = (*_IN_ADDRESS, *_UNDER_SECRET_KEY)
+"""What no `section.key=value` may match, for a schema that refuses it before it is stored anywhere."""
+
+_CREDENTIALS = re.compile("|".join(_IN_ADDRESS))
 _REMEDY = (
     "take it out of the file and give it in the environment: MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD; "
     "the variable that api_key_env names; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. See docs/security.md"

@@ -122,7 +122,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         node[parts[-1]] = read_yaml(raw)
     except UnreadableYamlError as error:
         raise ConfigError(
-            f"override {hide_credentials(override)!r} has a value that is not YAML: {error}", remedy="quote the value"
+            f"override {hide_credentials(key)!r} has a value that is not YAML: {error}", remedy="quote the value"
         ) from error
 
 

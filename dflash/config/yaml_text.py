@@ -30,7 +30,7 @@ LARGEST_BITS = 64
 
 _PLAIN = (str, int, float, dt.date, type(None))  # a bool is an int, a time of day a date
 
-# Dates that do not exist, numbers without digits, and nesting without end come bare from the loader.
+# Half of a surrogate pair, an escape beyond the last character, and nesting without end come bare from the loader.
 _FAILURES = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
 
 
@@ -41,15 +41,21 @@ class UnreadableYamlError(ValueError):
 class _UniqueKeyLoader(_SafeLoader):
     """The safe loader, refusing a key that stands twice in one mapping (YAML lets the last one win silently)."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Dates that do not exist, `!!bool maybe`: the loader's own errors are of any kind, name no place and repeat the value."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise yaml.constructor.ConstructorError(None, None, f"no {node.tag.rpartition(':')[2]}", node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # `!!map [a]` is the loader's to refuse
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
             if key in seen:
-                shown = hide_credentials(repr(key))
-                raise yaml.constructor.ConstructorError(None, None, f"the key {shown} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -92,4 +98,5 @@ def _in_words(error: Exception) -> str:
     if mark is None:
         return f"{type(error).__name__} ({reprlib.repr(str(error).partition(chr(10))[0])})"
     parts = [str(part) for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part]
-    return f"{', '.join(parts)} (line {mark.line + 1}, column {mark.column + 1})"
+    words = hide_credentials(", ".join(parts))  # a name that the text gives its tags or keys
+    return f"{words} (line {mark.line + 1}, column {mark.column + 1})"

@@ -32,11 +32,17 @@ def test_a_credential_never_becomes_a_parameter(flow: Any) -> None:
         signed,
         "data.template_flags.api_key=x",
         "data.template_flags={a: HTTPS://t@h}",
+        "data.files=[https://h/a.jsonl?SIG=abc]",
+        "data.template_flags.my_password=x",
+        "data.template_flags={my_password: x}",
+        "data.template_flags={'a': 1, \"API-Key\": x}",
     ):
         assert refusals(flow, override)
         assert any(re.search(pattern, override) for pattern in CREDENTIAL_PATTERNS), "what the server's schema says, it means"
     for override in (
         "data.answers.server.api_key_env=MY_KEY",
+        "data.answers.server={url: 'http://h', api_key_env: MY_KEY}",
+        "data.system_prompt='keep the secret: it is yours'",
         "data.files=[https://h/a.jsonl?part=1]",
         "data.seed=1",
         "train.lr=3e-4",

@@ -36,7 +36,13 @@ REFUSED = {
     BOMB: "its aliases make more than",
     "[" * 1_100: "nest|Recursion",
     "- " * 900 + "a": "nest|Recursion",
-    "day: 2020-13-45": "month must be in",
+    "day: 2020-13-45": r"no timestamp \(line 1, column 6\)",
+    "a: !!bool secret": r"no bool \(line 1, column 4\)",
+    "a: !!timestamp secret": r"no timestamp \(line 1, column 4\)",
+    "a: !!int secret": r"no int \(line 1, column 4\)",
+    "a: !!map [secret]": r"expected a mapping .*\(line 1, column 4\)",
+    "a: !https://secret@host b": r"\(hidden\) \(line 1, column 4\)",
+    "https://secret@host: 1\nhttps://secret@host: 2": r"\(hidden\) \(line 2, column 1\)",
     "a: \ud800": "Error",
 }
 

@@ -58,7 +58,7 @@ CODED = base64.b64encode(ADDRESS.encode()).decode()
     ],
 )  # fmt: skip
 def test_no_other_type_of_yaml_and_no_key_carries_a_credential_past_the_search(override: str) -> None:
-    assert CODED not in refused(override).remedy
+    assert CODED not in refused(override).what
 
 
 @pytest.mark.parametrize("key", ["api_key", "hub-token.access_token", "password", "Secret", "aws.secret_key"])
