@@ -42,14 +42,14 @@ def check_each(run_dirs: Sequence[str], revivals: Sequence[Revival], *, act: boo
 
     Raises:
         UnhealthyError: see `require_healthy`.
-        DflashError: all that were judged are healthy, but one could not be.
+        DflashError, OSError: all that were judged are healthy, but one could not be.
     """
     reports: list[HealthReport] = []
-    errors: list[DflashError] = []
+    errors: list[DflashError | OSError] = []
     for run_dir in run_dirs:
         try:
             reports.append(check_health(run_dir, act=act, ended=None))
-        except DflashError as error:
+        except (DflashError, OSError) as error:
             logger.error("%s cannot be judged: %s", run_dir, error)
             errors.append(error)
     require_healthy(reports, revivals)

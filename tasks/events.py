@@ -41,14 +41,14 @@ def decision_event(run: str, plan: RollbackPlan) -> None:
 
 
 def pass_on(paths: RunPaths, told: set[str]) -> None:
-    """The same, for every request that a decision became and whose key is not among `told`.
+    """The same, for every decision that was requested and whose key is not among `told`.
 
     Those that were carried out between two looks are told too: whoever decided may have died before it could.
     """
-    for request in decisions(paths):
-        if request.plan is not None and request.key not in told:
-            told.add(request.key)
-            decision_event(paths.root.name, request.plan)
+    for plan in decisions(paths):
+        if plan.key not in told:
+            told.add(plan.key)
+            decision_event(paths.root.name, plan)
 
 
 def halted_event(run: str, reason: str) -> None:
@@ -59,7 +59,8 @@ def halted_event(run: str, reason: str) -> None:
 def died_event(revival: Revival) -> None:
     """A run's flow has died, and was started again or given up."""
     payload = {"flow_run": revival.flow_run, "continued_by": revival.continued_by, "reason": revival.reason}
-    _emit(DIED, revival.run, revival.flow_run, payload)
+    # Not of the flow run alone: one that is retried may die once more.
+    _emit(DIED, revival.run, f"{revival.flow_run}/{revival.continued_by}/{revival.reason}", payload)
 
 
 def due_event(paths: RunPaths, step: int, segment: int) -> None:

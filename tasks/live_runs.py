@@ -25,20 +25,16 @@ logger = logging.getLogger(__name__)
 @task(name="find-live-runs", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
 def find_live_runs(config: str, *, overrides: list[str], run: str | None) -> list[str]:
     """Folders of the configuration's runs that a supervisor trains right now, or the one that is named."""
-    if run is not None:
-        return [str(Path(load_config(config, overrides=overrides).run.root) / run)]
-    return [folder for folder in _own_runs(config, overrides) if run_is_live(RunPaths(Path(folder)))]
-
-
-def _own_runs(config: str, overrides: Sequence[str]) -> list[str]:
-    """Runs of the configured name, and those that were started from the same file under another one (`run_name`)."""
     settings = load_config(config, overrides=overrides).run
+    if run is not None:
+        return [str(Path(settings.root) / run)]
+    live = (folder for folder in list_runs(settings.root) if run_is_live(RunPaths(folder)))  # most are not, and it is cheap to see
+    return [str(folder) for folder in live if _is_own(folder, settings.name, config, overrides)]
 
-    def is_own(folder: Path) -> bool:
-        named = folder.name.rpartition("-")[0] == settings.name
-        return named or was_started_from(RunPaths(folder), config=config, overrides=overrides)
 
-    return [str(folder) for folder in list_runs(settings.root) if is_own(folder)]
+def _is_own(folder: Path, name: str, config: str, overrides: Sequence[str]) -> bool:
+    """Whether a run has the configured name, or was started from the same file under another one (`run_name`)."""
+    return folder.name.rpartition("-")[0] == name or was_started_from(RunPaths(folder), config=config, overrides=overrides)
 
 
 @task(name="revive-runs", timeout_seconds=SHORT_TIMEOUT_S, **NEVER_CACHED)
@@ -47,15 +43,16 @@ def revive_runs(config: str, *, overrides: list[str], run: str | None) -> list[R
 
     One that cannot be brought back is told, and keeps nobody from looking after the others.
     """
-    root = Path(load_config(config, overrides=overrides).run.root)
-    folders = _own_runs(config, overrides) if run is None else [str(root / run)]
+    settings = load_config(config, overrides=overrides).run
+    named = [] if run is None else [Path(settings.root) / run]
+    folders = named or [each for each in list_runs(settings.root) if _is_own(each, settings.name, config, overrides)]
     revivals: list[Revival] = []
     for folder in folders:
         try:
-            found = revive_stage(folder, server=PrefectFlowRuns()) if any_unsettled(RunPaths(Path(folder))) else []
-        except DflashError as error:
+            found = revive_stage(folder, server=PrefectFlowRuns()) if any_unsettled(RunPaths(folder)) else []
+        except (DflashError, OSError) as error:
             logger.error("%s cannot be brought back: %s", folder, error)
-            revivals.append(Revival(Path(folder).name, "", None, f"cannot be brought back: {error.what}", loud=True))
+            revivals.append(Revival(folder.name, "", None, f"cannot be brought back: {error}", loud=True))
             continue
         for revival in found:
             died_event(revival)

@@ -52,7 +52,7 @@ class OwnState:
 
     def __enter__(self) -> Self:
         self._forget("its flow run is gone")
-        self._told = {request.key for request in decisions(self._paths)}
+        self._told = {plan.key for plan in decisions(self._paths)}
         if self._flow_run is not None:
             self._thread.start()
         return self
@@ -73,8 +73,8 @@ class OwnState:
 
     def look(self) -> None:
         """Look once: pass on what was decided, obey a cancellation, contradict a false report of death."""
-        pass_on(self._paths, self._told)
         found = None if self._flow_run is None else read_flow_run(self._flow_run)
+        pass_on(self._paths, self._told)  # now that the server has answered: an event for one that is away is not kept for long
         state = None if found is None else found.state
         if found is None or state is None or self._closing.is_set():
             return

@@ -136,8 +136,9 @@ def _tell_ends(paths: RunPaths, server: FlowRuns) -> None:
     for attempt, end in untold_ends(paths):
         state = _state_owed(server.known(attempt.flow_run), end.how)
         if state is not None:
-            reason = f"halted: {_halt_reason(paths)}" if end.how == HALTED else f"ended with {end.how!r}"
-            server.give(attempt.flow_run, state, f"run {paths.root.name}: {reason}; told by a health check")
+            halt = _halt_reason(paths) if end.how == HALTED else None  # its request may have been removed since
+            how = f"ended with {end.how!r}" if halt is None else f"halted: {halt}"
+            server.give(attempt.flow_run, state, f"run {paths.root.name}: {how}; told by a health check")
         note_told(paths, attempt.flow_run)
 
 

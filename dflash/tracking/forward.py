@@ -95,9 +95,11 @@ class LogForwarder:
         event = json.loads(line)
         if event["segment"] > state.segment:
             tracker = self._begin_segment(event)
-            if tracker is None or not tracker.connect():
+            if tracker is None:
                 return False
-            self._tracker = tracker
+            self._tracker = tracker  # at once: what waits in it is sent by the next look, and nothing more goes to the old one
+            if not tracker.connect():
+                return False
         current = load_state(self._paths.tracking_state) or state
         save_state(self._paths.tracking_state, replace(current, log_offset_bytes=offset + len(line), sending=False))
         return True

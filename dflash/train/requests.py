@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dflash.errors import DataError
-from dflash.records import ControlRequest, RunPaths, from_json, to_json
+from dflash.records import ControlRequest, RollbackPlan, RunPaths, from_json, to_json
 from dflash.storage import atomic_write_text, create_exclusively
 
 logger = logging.getLogger(__name__)
@@ -26,29 +26,18 @@ WITHOUT_EFFECT = ("refused:", "superseded:")
 
 def pending_requests(paths: RunPaths) -> list[ControlRequest]:
     """Requests without an acknowledgement, oldest first; malformed ones are refused here."""
-    if not paths.requests_dir.is_dir():
-        return []
-    pending = []
-    for file in sorted(paths.requests_dir.glob("*.json")):
-        if file.name.endswith(ACK_SUFFIX) or file.name.startswith(".") or _ack_file(paths, file.stem).exists():
-            continue
-        request = _read(paths, file)
-        if request is not None:
-            pending.append(request)
+    unanswered = (file for file in _files(paths) if not _ack_file(paths, file.stem).exists())
+    pending = [request for file in unanswered if (request := _read(paths, file)) is not None]
     return sorted(pending, key=lambda request: (request.requested_at, request.key))
 
 
-def decisions(paths: RunPaths) -> list[ControlRequest]:
-    """Requests that a health check's decision became, whether or not they were dealt with; unreadable ones are none."""
+def decisions(paths: RunPaths) -> list[RollbackPlan]:
+    """What health checks have decided and requested, whether or not it was dealt with; a malformed request is none."""
     found = []
-    for file in sorted(paths.requests_dir.glob("*.json")) if paths.requests_dir.is_dir() else ():
-        if file.name.endswith(ACK_SUFFIX) or file.name.startswith("."):
-            continue
-        with contextlib.suppress(FileNotFoundError, DataError):
-            request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
-            if request.plan is not None:
-                found.append(request)
-    return found
+    for file in _files(paths):
+        with contextlib.suppress(FileNotFoundError, DataError):  # taken away meanwhile, or refused, with a warning, as pending
+            found.append(_parsed(file))
+    return [request.plan for request in found if request.plan is not None]
 
 
 def ask(paths: RunPaths, request: ControlRequest) -> bool:
@@ -68,7 +57,7 @@ def halted_by(paths: RunPaths) -> ControlRequest | None:
     for ack in sorted(paths.requests_dir.glob(f"*{ACK_SUFFIX}")):
         file = ack.with_name(f"{ack.name.removesuffix(ACK_SUFFIX)}.json")
         try:
-            request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
+            request = _parsed(file)
         except (FileNotFoundError, DataError):  # taken away by a person, or refused as what it is
             continue
         if request.action == "halt" and not _outcome(ack).startswith(WITHOUT_EFFECT):
@@ -80,19 +69,37 @@ def _outcome(ack: Path) -> str:
     """What became of a request; empty if that cannot be read, which takes nothing back."""
     try:
         return str(json.loads(ack.read_bytes())["outcome"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read, its request counts as carried out: %s: %s", ack, type(error).__name__, error)
         return ""
+
+
+def _files(paths: RunPaths) -> list[Path]:
+    """Files of requests, answered or not."""
+    found = sorted(paths.requests_dir.glob("*.json")) if paths.requests_dir.is_dir() else []
+    return [file for file in found if not file.name.endswith(ACK_SUFFIX) and not file.name.startswith(".")]
 
 
 def _read(paths: RunPaths, file: Path) -> ControlRequest | None:
     try:
-        request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
-        if request.key != file.stem:
-            raise DataError(f"{file} holds the request {request.key!r}", remedy="name the file after its key")
+        return _parsed(file)
+    except FileNotFoundError:  # taken away by a person since it was listed: no request any more
+        return None
     except DataError as error:
         logger.warning("refused a request: %s", error)
         acknowledge(paths, file.stem, outcome=f"refused: {error.what}")
         return None
+
+
+def _parsed(file: Path) -> ControlRequest:
+    """The request in a file, which has to be named after its key.
+
+    Raises:
+        DataError: it is none.
+    """
+    request = from_json(ControlRequest, file.read_bytes(), origin=str(file))
+    if request.key != file.stem:
+        raise DataError(f"{file} holds the request {request.key!r}", remedy="name the file after its key")
     return request
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from dflash.train.attempts import begin_attempt
 from flows.health import health_check
 from flows.prepare import prepare
 from flows.train import train
+from tasks import check_health as health_tasks
 from tasks.live_runs import find_live_runs
 from tests.flows.fake_stages import FakeStages
 
@@ -196,6 +198,21 @@ def test_a_run_that_cannot_be_looked_after_keeps_nobody_from_looking_after_the_o
         second = health_check(str(config_file), return_state=True)
     assert [run for run, _, _ in stages.checked] == ["tiny-002", "tiny-002"]
     assert "the ledger is of another version" in (second.message or "")
+
+
+def test_a_disk_that_fails_under_one_run_keeps_nobody_from_judging_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+
+    def check(run_dir: str, *, act: bool, ended: bool | None) -> Any:
+        if run_dir == "broken":
+            raise OSError(5, "cannot be read")
+        judged.append(run_dir)
+        return SimpleNamespace(verdict="healthy" if act and ended is None else "unhealthy")
+
+    monkeypatch.setattr(health_tasks, "check_health", check)
+    with pytest.raises(OSError, match="cannot be read"):
+        health_tasks.check_each(["broken", "whole"], [], act=True)
+    assert judged == ["whole"]
 
 
 def test_the_health_check_fails_loudly_and_is_quiet_where_nothing_runs(config_file: Path, stages: FakeStages) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from prefect import flow, get_client, runtime
 from prefect.client.schemas.objects import State, StateType
@@ -15,7 +16,7 @@ from prefect.states import Cancelling, Crashed, Pending, Running, Scheduled
 
 from dflash.errors import HaltedError, InterruptedRunError, ServerError, StorageError
 from dflash.records import ControlRequest, RollbackPlan, RunPaths
-from dflash.stages import Run
+from dflash.stages import Revival, Run
 from dflash.train.attempts import attempts, begin_attempt, end_of
 from dflash.train.requests import acknowledge, ask, pending_requests
 from flows.automations import ZOMBIES, install, zombie_automation
@@ -119,6 +120,34 @@ def test_a_decision_is_told_as_an_event_once(paths: RunPaths, monkeypatch: pytes
     assert first["payload"]["target_step"] == 50
     assert first["id"] == second["id"], "two flow runs that tell the same are one event"
     assert first["resource"]["prefect.resource.id"] == "dflash.run.tiny-001"
+
+
+def test_a_decision_waits_for_a_server_that_is_away(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(events, "decision_event", lambda _run, plan: told.append(plan.key))
+
+    def away(_flow_run: str) -> None:
+        raise httpx.ConnectError("refused")
+
+    own = OwnState(paths, str(uuid4()))
+    plan = RollbackPlan("k", "rollback", 1, 0, 70, 75, 70, 50, ((69, 75),), None, "three spikes")
+    ask(paths, ControlRequest("k", "rollback", "three spikes", "2026-01-01T00:00:00+00:00", "health-check", plan))
+    with monkeypatch.context() as outage:
+        outage.setattr(own_state, "read_flow_run", away)
+        with pytest.raises(httpx.ConnectError):
+            own.look()
+    assert told == []
+    own.look()
+    assert told == ["k"]
+
+
+def test_a_flow_run_that_dies_once_more_is_another_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(events, "emit_event", lambda **event: sent.append(event["id"]))
+    death = Revival("tiny-001", "a", "b", "its process died at step 3", loud=False)
+    for revival in (death, death, replace(death, continued_by="c")):
+        events.died_event(revival)
+    assert sent[0] == sent[1] != sent[2]
 
 
 def test_a_decision_that_ends_the_training_is_told_at_its_end_and_an_earlier_one_is_not(

@@ -98,6 +98,28 @@ def test_each_segment_has_one_run_with_its_steps_and_its_tags(
     assert [store.steps(run_id) for run_id in store.runs] == [list(range(6)), list(range(3, 7))]
 
 
+@pytest.mark.parametrize("calls", range(3, 7))
+def test_a_process_that_sees_the_store_go_and_come_back_goes_on_in_the_new_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    store = Mortal()
+    monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: store.connect())
+    monkeypatch.setattr("dflash.tracking.tracker.RETRY_AFTER_S", 0.0)
+    run.paths.log.write_bytes(b"".join(line_of(step_record(step)) for step in range(6)))
+    forwarder = forwarder_of(run, describe=lambda tracker: tracker.log_params({"train.lr": "0.1"}))
+    forwarder.forward()
+    with run.paths.log.open("ab") as log:
+        log.write(line_of(BACK) + b"".join(line_of(step_record(step, segment=1)) for step in range(3, 7)))
+    store.left, store.away_then = calls, True
+    forwarder.forward()
+    store.left, store.away_then, store.away = -1, False, False
+    for _ in range(2):
+        forwarder.forward()
+    assert [store.steps(run_id) for run_id in store.runs] == [list(range(6)), list(range(3, 7))]
+    assert store.runs["run1"]["params"] == {"train.lr": "0.1"}
+    assert forwarder.tracker.run_id == "run1"
+
+
 def test_another_store_gets_every_segment_too(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores = [FakeStore(), FakeStore()]
     monkeypatch.setattr("dflash.tracking.open.Store", lambda uri, **_named: stores[uri.endswith("/moved.db")].connect())

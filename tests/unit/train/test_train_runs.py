@@ -17,7 +17,7 @@ from dflash.records import ControlRequest, RollbackPlan, RunPaths, to_json
 from dflash.rollback import Acknowledge, Facts, next_action
 from dflash.train.book import CheckpointBook
 from dflash.train.outcome import error_of, read_exit, write_exit
-from dflash.train.requests import acknowledge, ask, halted_by, pending_requests
+from dflash.train.requests import acknowledge, ask, decisions, halted_by, pending_requests
 from dflash.train.runs import hold_run, prepare_run, run_is_live, training_hash, training_identity
 from tests.support.checkpoints import save_at
 
@@ -174,7 +174,18 @@ def test_a_malformed_request_is_refused_once_and_says_why(paths: RunPaths, conte
     assert halted_by(paths) is None, "a run with a malformed file among its requests can still be continued"
 
 
-def test_a_halt_that_came_too_late_or_was_refused_halts_nothing(paths: RunPaths) -> None:
+def test_what_was_decided_is_read_whatever_became_of_it_and_a_misnamed_file_decides_nothing(paths: RunPaths) -> None:
+    plan = RollbackPlan("done", "halt", 4, 0, 70, 75, 70, None, (), None, "why")
+    ask(paths, dataclasses.replace(request_of("done", action="halt"), plan=plan))
+    acknowledge(paths, "done", outcome="the run is halted")
+    ask(paths, request_of("by-hand"))
+    (paths.requests_dir / "copy.json").write_bytes((paths.requests_dir / "done.json").read_bytes())
+    (paths.requests_dir / "gone.json").symlink_to("nowhere")
+    assert decisions(paths) == [plan]
+    assert [request.key for request in pending_requests(paths)] == ["by-hand"], "what is taken away meanwhile is no request"
+
+
+def test_a_halt_that_came_too_late_or_was_refused_halts_nothing(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
     """A trainer that crashed and was started again between decision and supervisor has made its segment a thing of the past."""
     plan = RollbackPlan("late", "halt", 4, 0, 70, 75, 70, None, (), None, "why")
     ask(paths, dataclasses.replace(request_of("late", action="halt"), plan=plan))
@@ -191,6 +202,7 @@ def test_a_halt_that_came_too_late_or_was_refused_halts_nothing(paths: RunPaths)
     assert halted_by(paths) == request_of("meant", action="halt")
     (paths.requests_dir / "meant.ack.json").write_text("[]")
     assert halted_by(paths) == request_of("meant", action="halt"), "an answer that cannot be read takes nothing back"
+    assert "meant.ack.json cannot be read" in caplog.text
 
 
 def test_a_trainer_tells_the_supervisor_its_own_error(paths: RunPaths) -> None:
