@@ -30,13 +30,13 @@ pid_of() { # pid of a service that runs, empty otherwise
   [[ -n "$started" && "$(start_time_of "$pid")" == "$started" ]] && echo "$pid" || true
 }
 
-left_behind() { # pids that a dead service has left: its program forked them, they are of its session and may hold its port
-  local file="$STATE/$1.pid" pid started
-  [[ -f "$file" && -z "$(pid_of "$1")" ]] || return 0
-  read -r pid started <"$file"
-  # The kernel gives a session's number to no new process while one of the session lives: only a new process has another start.
-  if [[ -r "/proc/$pid/stat" && "$(sed 's/.*) //' "/proc/$pid/stat" | awk '{ print $20 }')" != "$started" ]]; then return 0; fi
-  cat /proc/[0-9]*/stat 2>/dev/null | sed 's/ (.*) / /' | awk -v session="$pid" '$2 != "Z" && $5 == session { print $1 }' || true
+left_behind() { # pids that a dead service has left and that may hold its port: whatever it started carries the mark of `start`
+  if [[ ! -f "$STATE/$1.pid" || -n "$(pid_of "$1")" ]]; then return; fi
+  grep -lzxF "$(mark_of "$1")" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3 || true
+}
+
+mark_of() { # variable in the environment of a service and of all that it starts: a number may be a stranger's by now, this is not
+  echo "DFLASH_LOCAL_SERVICE=$STATE/$1"
 }
 
 end_left_behind() { # end_left_behind NAME: so that a server which was killed can start again; trainings outlive their worker

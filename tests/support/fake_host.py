@@ -45,6 +45,12 @@ esac
 _USERADD = """#!/bin/sh
 echo "useradd $*" >>"$FAKE_HOST/done"; touch "$FAKE_HOST/user"
 """
+_SYSTEMCTL = """#!/bin/sh
+if [ "$1" != is-enabled ]; then echo "$*" >>"$FAKE_HOST/done"; exit; fi
+shift 2
+for unit in "$@"; do case " $ENABLED " in *" $unit "*) exit 0 ;; esac; done
+exit 1
+"""
 _GETENT = """#!/bin/sh
 test -f "$FAKE_HOST/user" && test "$1" = passwd
 """
@@ -86,6 +92,7 @@ class FakeHost:
             (self.folder / name).mkdir(parents=True)
         for place, text in {
             "bin/nvidia-smi": _NVIDIA_SMI, "bin/useradd": _USERADD, "bin/getent": _GETENT,
+            "bin/systemctl": _SYSTEMCTL,
             "venv/python": _PYTHON, "venv/prefect": _PREFECT,
         }.items():  # fmt: skip
             command = self.folder / place
@@ -128,6 +135,14 @@ class FakeHost:
 
     def setup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `infra/host/setup` on this host."""
+        return self._run([str(ROOT / "infra/host/setup"), *arguments], self.settings)
+
+    def enable_units(self, elsewhere: str, *, enabled: str) -> subprocess.CompletedProcess[str]:
+        """Run the one part of setup that a prefix leaves out, where these units are enabled."""
+        script = 'set -euo pipefail; source infra/host/common.sh; source infra/host/steps/services.sh; enable_units "$1"'
+        return self._run(["bash", "-c", script, "-", elsewhere], {"ENABLED": enabled})
+
+    def _run(self, command: list[str], settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
         env = {
             "PATH": f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "FAKE_HOST": str(self.folder),
@@ -136,6 +151,4 @@ class FakeHost:
             "DFLASH_SHM_GIB": "0",
             "DFLASH_FREE_GIB": "0",
         }
-        return subprocess.run(
-            [ROOT / "infra/host/setup", *arguments], env=env | self.settings, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(command, env=env | settings, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -4,11 +4,8 @@ UNITS=(dflash.target dflash-gpu.service dflash-worker-train.service dflash-worke
 SERVER_UNITS=(dflash-prefect-server.service dflash-mlflow.service dflash-backup.service dflash-backup.timer)
 
 step_services() {
-  # Health checks are enabled by themselves, so that whoever puts the other unit in their place keeps it at the next start.
-  local folder="$PREFIX/etc/dflash" unit elsewhere='' units=("${UNITS[@]}") enabled=(dflash.target dflash-worker-health.service)
-  if [[ -f "$folder/client.env" && ! -e "$folder/server.env" ]]; then elsewhere=yes; else
-    units+=("${SERVER_UNITS[@]}") enabled+=(dflash-backup.timer)
-  fi
+  local folder="$PREFIX/etc/dflash" unit elsewhere='' units=("${UNITS[@]}")
+  if [[ -f "$folder/client.env" && ! -e "$folder/server.env" ]]; then elsewhere=yes; else units+=("${SERVER_UNITS[@]}"); fi
   if [[ -n "$elsewhere" ]]; then
     ok services "/etc/dflash/client.env and no server.env: the servers are elsewhere, this host has workers"
   elif has_names "$folder/server.env" .env.example && has_names "$folder/client.env" client.env.example; then
@@ -21,11 +18,24 @@ step_services() {
   done
   if ! command -v curl >/dev/null; then problem services "curl is not there" "apt-get install curl: units start behind each other by it"; fi
   if [[ -z "$elsewhere" ]]; then create_databases; fi
-  if [[ -n "$PREFIX" ]]; then return; fi
+  if [[ -z "$PREFIX" ]]; then enable_units "$elsewhere"; fi
+}
+
+enable_units() { # enable_units ELSEWHERE: health checks by themselves, so that whoever puts the other unit in their place keeps it
+  local missing=()
   if [[ -z "$CHECK" ]]; then systemctl daemon-reload; fi
-  if systemctl is-enabled --quiet dflash.target 2>/dev/null; then ok services "dflash.target is enabled"; else
-    change services "dflash.target is enabled and started" systemctl enable --now "${enabled[@]}"
+  if ! any_enabled dflash.target; then
+    missing+=(dflash.target)
+    if [[ -z "$1" ]]; then missing+=(dflash-backup.timer); fi
   fi
+  if ! any_enabled dflash-worker-health.service dflash-health-served.service; then missing+=(dflash-worker-health.service); fi
+  if [[ ${#missing[@]} -eq 0 ]]; then ok services "dflash.target and health checks are enabled"; else
+    change services "enabled and started: ${missing[*]}" systemctl enable --now "${missing[@]}"
+  fi
+}
+
+any_enabled() { # any_enabled UNIT...
+  systemctl is-enabled --quiet "$@" 2>/dev/null
 }
 
 has_names() { # has_names FILE TEMPLATE: the file has every name of the template, which an update may have more of

@@ -204,6 +204,24 @@ def test_where_the_servers_are_elsewhere_only_workers_are_set_up(host: FakeHost)
     }
 
 
+@pytest.mark.parametrize(
+    ("enabled", "elsewhere", "missing"),
+    [
+        ("", "", "dflash.target dflash-backup.timer dflash-worker-health.service"),
+        ("", "yes", "dflash.target dflash-worker-health.service"),
+        ("dflash.target", "", "dflash-worker-health.service"),  # set up before health checks were enabled by themselves
+        ("dflash.target dflash-worker-health.service", "", None),
+        ("dflash.target dflash-health-served.service", "", None),
+    ],
+)
+def test_what_is_not_enabled_is_and_the_health_checks_that_were_chosen_stay(
+    host: FakeHost, enabled: str, elsewhere: str, missing: str | None
+) -> None:
+    said = host.enable_units(elsewhere, enabled=enabled)
+    assert said.returncode == 0, said.stderr
+    assert host.done.splitlines() == ["daemon-reload", *([f"enable --now {missing}"] if missing else [])]
+
+
 def test_places_and_user_of_this_host_stand_in_the_units(host: FakeHost) -> None:
     host.settings = {"DFLASH_USER": "trainer", "DFLASH_HOME": "/data/dflash"}
     host.setup("--only", "services")

@@ -38,8 +38,7 @@ signal.pause()
 STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 PARENT = """
 import subprocess, sys
-begin = lambda call: subprocess.Popen([sys.executable, "-c", *call], stdout=subprocess.PIPE, start_new_session={apart})
-children = [begin(call) for call in {calls!r}]
+children = [subprocess.Popen([sys.executable, "-c", *call], stdout=subprocess.PIPE, start_new_session=True) for call in {calls!r}]
 for child in children: child.stdout.readline()
 print(*(child.pid for child in children), flush=True)
 for child in children: child.wait()
@@ -48,12 +47,12 @@ sys.stdin.read()
 
 
 class Family:
-    """A parent with children in sessions of their own, as a worker has its flow runs, or in its own, as a server has."""
+    """A parent with children in sessions of their own, as a worker has its flow runs."""
 
-    def __init__(self, *calls: list[str], apart: bool = True) -> None:
-        program = [sys.executable, "-c", PARENT.format(calls=list(calls), apart=apart)]
+    def __init__(self, *calls: list[str], **variables: str) -> None:
+        program = [sys.executable, "-c", PARENT.format(calls=list(calls))]
         self.parent = subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=not apart
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables
         )
         assert self.parent.stdout is not None
         self.children = [int(pid) for pid in self.parent.stdout.readline().split()]
@@ -222,18 +221,19 @@ def test_a_port_that_another_program_holds_is_named_and_nothing_is_started(servi
     assert not (tmp_path / "local").exists()
 
 
-def left(family: Family, name: str, folder: Path, *, started: str | None = None) -> list[int]:
-    """Children that live once `end_left_behind` has looked after a service whose recorded process is that family's parent."""
-    (folder / f"{name}.pid").write_text(f"{family.parent.pid} {started or start_of(family.parent.pid)}\n")
-    family.parent.kill()
-    os.waitid(os.P_PID, family.parent.pid, os.WEXITED | os.WNOWAIT)  # a zombie until the end: its number is nobody else's
-    script = f"source {ROOT}/infra/local/common.sh; end_left_behind {name}"
-    subprocess.run(["bash", "-euc", script], env=os.environ | {"DFLASH_LOCAL_DIR": str(folder)}, capture_output=True, check=True)
-    return [pid for pid in family.children if alive(pid)]
-
-
-def start_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
+def test_a_service_carries_the_mark_by_which_what_it_leaves_is_known(tmp_path: Path) -> None:
+    fake = tmp_path / "prefect"
+    fake.write_text('#!/bin/sh\nenv >"$0.env"\n', encoding="utf-8")
+    fake.chmod(0o755)
+    places = {"DFLASH_LOCAL_DIR": str(tmp_path / "local"), "DFLASH_RUNS_DIR": str(tmp_path / "runs"), "DFLASH_BIN": str(tmp_path)}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        ports = dict.fromkeys(("DFLASH_PREFECT_PORT", "DFLASH_MLFLOW_PORT"), str(other.getsockname()[1]))
+        done = subprocess.run(
+            [ROOT / "infra/local/up"], env=os.environ | ports | places, capture_output=True, text=True, check=False
+        )
+    assert "prefect-server does not answer" in done.stderr
+    assert f"DFLASH_LOCAL_SERVICE={tmp_path}/local/prefect-server" in (tmp_path / "prefect.env").read_text().splitlines()
 
 
 def alive(pid: int) -> bool:
@@ -242,16 +242,32 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "started", "lives"), [("mlflow", None, False), ("mlflow", "1", True), ("worker-train", None, True)]
+    ("name", "mark", "lives"),
+    [("mlflow", "mlflow", False), ("mlflow", "prefect-server", True), ("mlflow", "", True), ("worker-train", "worker-train", True)],
 )
 def test_what_a_killed_server_has_left_is_ended_and_a_training_or_a_strangers_process_is_not(
-    name: str, started: str | None, lives: bool, tmp_path: Path
+    name: str, mark: str, lives: bool, tmp_path: Path
 ) -> None:
-    family = Family([OBEDIENT, str(tmp_path / "saved")], apart=False)
+    family = Family([OBEDIENT, str(tmp_path / "saved")], **({"DFLASH_LOCAL_SERVICE": f"{tmp_path}/{mark}"} if mark else {}))
     try:
-        assert bool(left(family, name, tmp_path, started=started)) is lives
+        (tmp_path / f"{name}.pid").write_text(f"{family.parent.pid} {start_of(family.parent.pid)}\n")
+        end_left_behind(name, tmp_path)
+        assert all(map(alive, family.children)), "its service is not dead"
+        family.parent.kill()
+        family.parent.wait()
+        end_left_behind(name, tmp_path)
+        assert [alive(pid) for pid in family.children] == [lives]
     finally:
         family.end()
+
+
+def end_left_behind(name: str, folder: Path) -> None:
+    script = f"source {ROOT}/infra/local/common.sh; end_left_behind {name}"
+    subprocess.run(["bash", "-euc", script], env=os.environ | {"DFLASH_LOCAL_DIR": str(folder)}, capture_output=True, check=True)
+
+
+def start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
 
 
 def test_a_url_that_does_not_answer_is_not_waited_for_for_ever(accounts: str) -> None:
