@@ -22,6 +22,7 @@ from dflash.config import EvaluateConfig
 from dflash.errors import DflashError
 from dflash.evaluate.candidates import Candidate
 from dflash.evaluate.paired import Resamples
+from dflash.evaluate.prompts import drawn_together
 from dflash.evaluate.proposal import Committed, Proposal
 from dflash.evaluate.proposers import DrafterProposer
 from dflash.evaluate.run import Evaluation, evaluate_candidates
@@ -125,7 +126,8 @@ def _speed(evaluation: Evaluation, prompts: Sequence[int]) -> float:
 
 
 def _paired(ours: Evaluation, other: Evaluation, prompts: Sequence[int], settings: EvaluateConfig) -> tuple[float, list[float]]:
-    over = Resamples(prompts, evaluate=settings)
+    groups = drawn_together([each.prompt for each in ours.contests])
+    over = Resamples([groups[prompt] for prompt in prompts], evaluate=settings)
     one, two = (over.speed([each.contests[prompt].speculative[each.position] for prompt in prompts]) for each in (ours, other))
     return (one / two).pooled, list(over.interval(one / two) or ())
 

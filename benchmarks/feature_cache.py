@@ -85,7 +85,7 @@ def _figures(seconds: dict[str, list[float]], threads: tuple[int, ...]) -> dict[
         for variant in ("filling", "cached"):
             pairs = zip(seconds[f"{variant}_{count}"], seconds[f"computed_{count}"], strict=True)
             figures[f"{variant}_to_computed.{count}_threads"] = round(statistics.median(own / other for own, other in pairs), 3)
-    best = [min(seconds[f"{variant}_{count}"][0] for count in threads) for variant in ("cached", "computed")]
+    best = [min(statistics.median(seconds[f"{variant}_{count}"]) for count in threads) for variant in ("cached", "computed")]
     return figures | {"best_cached_to_best_computed": round(best[0] / best[1], 3)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash.compare.contest import MIN_PAIRS, Difference, by_kind, differences, interval, pooled
 from dflash.compare.curves import loss_in
-from dflash.compare.view import RunView
+from dflash.compare.view import WEIGHTS, RunView
 from dflash.errors import EvaluationError
 
 END_FRAC = 0.1
@@ -21,9 +21,6 @@ _UNINTERESTING = (
 )  # fmt: skip
 # Facts of an evaluation that must agree for acceptance lengths to mean the same.
 _CONDITIONS = ("dataset", "block_size", "temperature", "template_flags")
-
-WEIGHTS = "target's weights"
-"""Name among a run's facts about its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,8 @@ def _verdict(reference: RunView, other: RunView, contest: Sequence[Difference]) 
     )
     match whole.word:
         case "no difference":
-            few = f" (fewer than {MIN_PAIRS} decide nothing)" if whole.prompts < MIN_PAIRS else ""
+            turns = "" if whole.apart == whole.prompts else f"{whole.apart} of them independent; "
+            few = f" ({turns}fewer than {MIN_PAIRS} decide nothing)" if whole.apart < MIN_PAIRS else ""
             return f"No difference shown between {other.name} and {reference.name}: {figures}{few}."
         case word:
             return f"{other.name} is {word} than {reference.name}: {figures}."
@@ -177,9 +175,9 @@ def _warnings(runs: Sequence[RunView]) -> list[str]:
         if len({str(value) for value in values.values()}) > 1:
             each = ", ".join(f"{name}: {value}" for name, value in values.items())
             found.append(f"acceptance was measured under different conditions: {condition.replace('_', ' ')} ({each})")
-    targets = {run.name: f"{run.data['target']} {run.data[WEIGHTS]}" for run in evaluated if WEIGHTS in run.data}
-    if len(set(targets.values())) > 1:
-        each = ", ".join(f"{name}: {target}" for name, target in targets.items())
+    known = [run for run in evaluated if WEIGHTS in run.data]
+    if len({run.data[WEIGHTS] for run in known}) > 1:
+        each = ", ".join(f"{run.name}: {run.data['target']} {run.data[WEIGHTS]}" for run in known)
         found.append(f"the runs have different targets ({each}): acceptance lengths do not say whose drafter is better")
     lossy = [run.name for run in evaluated if run.evaluation is not None and run.evaluation.result.lossless is False]
     found += [f"{name}: decoding was not lossless, its acceptance means nothing" for name in lossy]

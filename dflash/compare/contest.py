@@ -19,7 +19,7 @@ Word = Literal["better", "worse", "no difference"]
 
 SAMPLES = 4000
 MIN_PAIRS = 8
-"""Common prompts below which nothing is called better or worse."""
+"""Common prompts below which runs are not paired, and independent ones below which nothing is called better or worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Difference:
         kind: kind of prompts, or `all`.
         reference, other: pooled acceptance lengths on the prompts that were used.
         difference: other - reference; `low`, `high`: its interval at `confidence`, None where one prompt tells nothing.
-        prompts: used; `paired`: the same ones of both runs.
+        prompts: used; `paired`: the same ones of both runs; `apart`: of them independent of each other.
         chance: two-sided bootstrap tail: how often a resample falls on the other side of no difference.
     """
 
@@ -57,6 +57,7 @@ class Difference:
     high: float | None
     confidence: float
     prompts: int
+    apart: int
     paired: bool
     chance: float
 
@@ -68,7 +69,7 @@ class Difference:
     @property
     def word(self) -> Word:
         """Better or worse only if the whole interval lies on one side of zero."""
-        if self.low is None or self.high is None or self.prompts < MIN_PAIRS or not self.low * self.high > 0:
+        if self.low is None or self.high is None or self.apart < MIN_PAIRS or not self.low * self.high > 0:
             return "no difference"
         return "better" if self.low > 0 else "worse"
 
@@ -119,6 +120,7 @@ def _difference(kind: str, reference: list[PromptScore], other: list[PromptScore
         high=high,
         confidence=confidence,
         prompts=prompts,
+        apart=apart,
         paired=paired,
         chance=min(1.0, 2.0 * min(float((moved <= 0).mean()), float((moved >= 0).mean()))),
     )

@@ -24,6 +24,8 @@ from dflash.records import DataManifest, EvaluationResult, RollbackEntry, RunPat
 from dflash.storage import open_store
 
 TRAINED = "trained"
+WEIGHTS = "target's weights"
+"""Name of the target's fingerprint among a run's facts about its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _manifest_facts(manifest: DataManifest) -> dict[str, str]:
         "supervised tokens": f"{manifest.supervised_tokens:,}",
         "bucket edges": ", ".join(map(str, manifest.edges_tokens)),
         "target": manifest.target_id,
-        "target's weights": manifest.target_fingerprint[:16],
+        WEIGHTS: manifest.target_fingerprint[:16],
         "tokenizer": manifest.tokenizer_sha256[:16],
         "chat template": manifest.template_sha256[:16],
         "template flags": json.dumps(dict(manifest.template_flags), sort_keys=True),

@@ -129,9 +129,18 @@ def require_room(prompts: Sequence[EvalPrompt], *, positions: int | None, new_to
 
 
 def drawn_together(prompts: Sequence[EvalPrompt]) -> list[str]:
-    """For each prompt what the bootstrap draws it as: the turns of a conversation are one, and prompts that are the same tokens."""
+    """For each prompt what the bootstrap draws it as: the turns of a conversation are one, and prompts that are the same tokens.
+
+    Two conversations that begin alike are one, whatever is asked later: each of their first turns tells what the other's does.
+    """
     named: dict[tuple[int, ...], str] = {}
-    return [named.setdefault(prompt.prompt_ids, prompt.first_turn or prompt.id) for prompt in prompts]
+    heads: dict[str, str] = {}
+    found = []
+    for prompt in prompts:
+        head = prompt.first_turn or prompt.id
+        found.append(named.setdefault(prompt.prompt_ids, heads.get(head, head)))
+        heads.setdefault(head, found[-1])
+    return found
 
 
 def repeated_prompts(prompts: Sequence[EvalPrompt]) -> list[str]:

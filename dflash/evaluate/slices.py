@@ -23,7 +23,7 @@ FALL_FRAC = 0.8
 """Acceptance at long contexts below this share of that at short ones is an alarm (with the interval behind it)."""
 
 MIN_VERIFICATIONS = 30
-"""A context bin with fewer verifications, or fewer than `MIN_PROMPTS` prompts, is not judged."""
+"""A context bin with fewer verifications, or fewer than `MIN_PROMPTS` independent prompts, is not judged."""
 
 MIN_PROMPTS = 4
 
@@ -162,13 +162,13 @@ def _stuck(table: VerificationTable, datasets: Sequence[str]) -> str | None:
 
 
 def _context_alarm(table: VerificationTable, *, prompts: int, counts: IntArray, confidence: float) -> list[str]:
-    judged = _judged_bins(table)
+    bins = context_bins(table.context_tokens)
+    judged = [int(index) for index in np.unique(bins) if _can_be_judged(table.select(bins == index), counts)]
     if len(judged) < 2:
         return []
-    bins = context_bins(table.context_tokens)
     near_part, far_part = (table.select(bins == index) for index in (judged[0], judged[-1]))
     short, long = (_resampled_length(part, prompts, counts) for part in (near_part, far_part))
-    fewest = min(drawn_apart(counts, np.isin(np.arange(prompts), part.prompt)) for part in (near_part, far_part))
+    fewest = min(_independent(part, counts) for part in (near_part, far_part))
     low, high = percentile_interval(long / short, confidence=widened(confidence, prompts=fewest))
     if np.isnan(high) or high >= FALL_FRAC:
         return []
@@ -180,14 +180,12 @@ def _context_alarm(table: VerificationTable, *, prompts: int, counts: IntArray, 
     return [sentence]
 
 
-def _judged_bins(table: VerificationTable) -> list[int]:
-    bins = context_bins(table.context_tokens)
-    judged = []
-    for index in np.unique(bins):
-        inside = bins == index
-        if inside.sum() >= MIN_VERIFICATIONS and np.unique(table.prompt[inside]).size >= MIN_PROMPTS:
-            judged.append(int(index))
-    return judged
+def _can_be_judged(part: VerificationTable, counts: IntArray) -> bool:
+    return len(part) >= MIN_VERIFICATIONS and _independent(part, counts) >= MIN_PROMPTS
+
+
+def _independent(part: VerificationTable, counts: IntArray) -> int:
+    return drawn_apart(counts, np.isin(np.arange(counts.shape[1]), part.prompt))
 
 
 def _resampled_length(part: VerificationTable, prompts: int, counts: IntArray) -> npt.NDArray[np.float64]:

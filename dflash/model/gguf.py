@@ -102,7 +102,7 @@ def convert_once(gguf_file: Path, folder: Path) -> None:
                 f"{gguf_file} cannot be converted into {folder}: {error.strerror}",
                 remedy="make the cache folder writable, or name another one in XDG_CACHE_HOME",
             ) from error
-    except Exception as error:  # as above, of the values
+    except Exception as error:  # of any kind: the values, like the header, are believed until something does not work
         raise TargetError(
             f"{gguf_file} cannot be converted: {type(error).__name__}: {error}", remedy="download it again and compare its SHA-256"
         ) from error

@@ -161,7 +161,8 @@ class _Bench:
 def probe_prompts(run: Run) -> tuple[list[EvalPrompt], int]:
     """The prompts of a run's probes, and the data set's mask token.
 
-    They are held-out prompts that the final evaluation does not use, or where there are no more, its last ones.
+    They are held-out prompts that the final evaluation does not use, or where there are no more, its last ones; each of them once,
+    since two probes are compared prompt by prompt and a repetition proves nothing.
     """
     config, wanted = run.config, run.config.probe.num_prompts
     more = config.evaluate.model_copy(update={"num_prompts": config.evaluate.num_prompts + wanted})
@@ -173,7 +174,10 @@ def probe_prompts(run: Run) -> tuple[list[EvalPrompt], int]:
         manifest=data.manifest,
         store=data.store,
     )
-    return prompts[-wanted:], data.manifest.mask_token_id
+    distinct: dict[tuple[int, ...], EvalPrompt] = {}
+    for prompt in prompts:
+        distinct.setdefault(prompt.prompt_ids, prompt)
+    return list(distinct.values())[-wanted:], data.manifest.mask_token_id
 
 
 class _Prober:

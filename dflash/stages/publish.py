@@ -91,7 +91,7 @@ def publish_stage(request: PublishRequest, *, progress: Callable[[str, int, int]
     place = (request.output or run.paths.root / FOLDER / request.layout).resolve()
     _require_replaceable(place)
     if request.register:
-        open_registry(run)  # a registry that cannot be used is told before anything is exported
+        open_registry(run)  # that there is none is told before anything is exported
     facts = card_facts(run, checkpoint, layout=request.layout, dtype=dtype, license_id=license_id, base_model=base_model)
     partial = partial_path(place)
     try:

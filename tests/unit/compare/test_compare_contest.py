@@ -87,6 +87,16 @@ def test_a_handful_of_prompts_decides_nothing() -> None:
     assert whole.low > 0 and whole.word == "no difference"
 
 
+def test_the_turns_of_a_handful_of_conversations_decide_nothing_either() -> None:
+    easy = rates(seed=7, count=2 * (MIN_PAIRS - 1))
+    runs = scores(easy * 0.2, seed=8), scores(np.full(len(easy), 0.9), seed=9)
+    turns = [[replace(each, drawn_as=f"c{place // 2}") for place, each in enumerate(run)] for run in runs]
+    (apart,) = differences(*runs, confidence=0.95, seed=0)
+    (joint,) = differences(*turns, confidence=0.95, seed=0)
+    assert (apart.word, apart.apart, joint.apart, joint.prompts) == ("better", len(easy), MIN_PAIRS - 1, len(easy))
+    assert joint.low > 0 and joint.word == "no difference"
+
+
 def test_only_common_prompts_count_and_kinds_are_judged_apart() -> None:
     hard, easy = np.full(20, 0.3), np.full(20, 0.8)
     a = scores(hard, seed=1, name="h") + scores(easy, seed=2, name="e", kind="lists") + scores(easy, seed=3, name="only-a")

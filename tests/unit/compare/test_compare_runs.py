@@ -56,7 +56,7 @@ def test_the_verdict_and_what_differs(tmp_path: Path) -> None:
 def test_a_verdict_over_different_targets_comes_with_a_warning(tmp_path: Path) -> None:
     views = [view_run(write_run(tmp_path / name, LOG, answers=answers(2)).root) for name in ("a", "b")]
     facts = {"target": "demo", "target's weights": "00ff"}
-    same = compare_runs([replace(view, data=facts) for view in views])
+    same = compare_runs([replace(views[0], data=facts), replace(views[1], data=facts | {"target": "targets/demo"})])
     other = compare_runs([replace(views[0], data=facts), replace(views[1], data=facts | {"target's weights": "11ff"})])
     assert not [text for text in same.warnings if "targets" in text]
     assert [text for text in other.warnings if "different targets (a: demo 00ff, b: demo 11ff)" in text]
@@ -141,6 +141,16 @@ def test_a_verdict_over_a_handful_of_prompts_says_that_they_are_too_few(tmp_path
     write_run(tmp_path / "b", LOG, answers=answers(4, count=5))
     (verdict,) = compare_runs([view_run(tmp_path / "a"), view_run(tmp_path / "b")]).verdicts
     assert verdict.startswith("No difference shown") and "fewer than 8" in verdict
+
+
+def test_a_verdict_over_the_turns_of_a_few_conversations_says_so(tmp_path: Path) -> None:
+    for name, tokens in (("a", 2), ("b", 4)):
+        file = write_run(tmp_path / name, LOG, answers=answers(tokens)).eval_dir / "trained-step-12" / "prompts.jsonl"
+        rows = [json.loads(line) | {"drawn_as": f"c{place // 2}"} for place, line in enumerate(file.read_text().splitlines())]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (verdict,) = compare_runs([view_run(tmp_path / "a"), view_run(tmp_path / "b")]).verdicts
+    assert verdict.startswith("No difference shown")
+    assert verdict.endswith("over the same 12 prompts (6 of them independent; fewer than 8 decide nothing).")
 
 
 def test_one_prompt_of_a_kind_has_no_interval_and_one_without_a_verification_no_length(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_an_evaluation_is_written_as_plain_files(evaluations: tuple[Evaluation, 
     counted = table["counted"].to_numpy()
     assert counted.sum() / len(counted) == pytest.approx(result.acceptance_length)
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in rows] == ["q0", "q1", "q2", "q3", "q4"]
+    assert [row["id"] for row in rows] == [row["drawn_as"] for row in rows] == ["q0", "q1", "q2", "q3", "q4"]
     assert all(row["equals_plain"] and row["answer_tokens"] == len(row["answer_ids"]) == 16 for row in rows)
     proof = json.loads((folder / "evidence.json").read_text())
     assert proof["state_test"]["holds"] and proof["state_test"]["controls"]["no_crop"] is None

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dflash.evaluate.bootstrap import resample_counts
+from dflash.evaluate.bootstrap import resample_counts, resample_groups
 from dflash.evaluate.metrics import VerificationTable, verification_table
-from dflash.evaluate.slices import alarms, bigram_accuracy, bin_edges, context_bins, slice_by_context, slice_by_label
+from dflash.evaluate.slices import MIN_PROMPTS, alarms, bigram_accuracy, bin_edges, context_bins, slice_by_context, slice_by_label
 
 PROMPTS = 10
 COUNTS = resample_counts(PROMPTS, samples=300, seed=1)
@@ -94,6 +94,16 @@ def test_acceptance_that_falls_with_context_length_is_an_alarm() -> None:
     assert "falls with context length: at 256-511 tokens" in alarm
     assert raised(by_length(1, 5)) == []
     assert raised(by_length(5, 5)) == []
+
+
+def test_the_turns_of_one_conversation_raise_no_alarm_about_context_length() -> None:
+    def found(conversations: int) -> list[str]:
+        counts = resample_groups([prompt % conversations for prompt in range(PROMPTS)], samples=300, seed=1)
+        return alarms(
+            by_length(5, 1), prompts=PROMPTS, counts=counts, confidence=0.95, bigram_level=float("nan"), datasets=["toys"] * PROMPTS
+        )
+
+    assert (found(MIN_PROMPTS - 1), len(found(MIN_PROMPTS))) == ([], 1)
 
 
 def test_few_verifications_at_long_contexts_are_not_judged() -> None:

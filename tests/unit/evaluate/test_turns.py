@@ -58,6 +58,9 @@ def test_each_later_turn_stands_behind_the_targets_own_answers(
     assert [(prompt.id, prompt.turn) for prompt in found] == [("a", 1), ("a#2", 2), ("a#3", 3), ("b", 1), ("c", 1), ("c#2", 2)]
     assert [prompt for prompt in found if prompt.turn == 1] == asked
     assert drawn_together(found) == ["a", "a", "a", "b", "c", "c"], "the turns of a conversation tell of one another"
+    alike = [replace(each, id=f"x{each.id}", first_turn=each.first_turn and "xa") for each in found[:2]]
+    alike[1] = replace(alike[1], prompt_ids=(*alike[1].prompt_ids, 1))
+    assert drawn_together([*found, *alike])[-2:] == ["a", "a"], "it begins as another one does, and goes on otherwise"
     for before, after in ((found[0], found[1]), (found[1], found[2]), (found[4], found[5])):
         (answer,) = generate_batch(
             target, [before.prompt_ids], keys=["x"], max_new_tokens=24, temperature=0.0, seed=0, stop_ids=stop_ids

@@ -103,6 +103,18 @@ def test_probe_prompts_of_several_sets_are_of_all_of_them_and_not_the_final_eval
     assert not {prompt.prompt_ids for prompt in probed} & {prompt.prompt_ids for prompt in open_bench(several).prompts}
 
 
+def test_no_prompt_is_probed_twice(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "repeats.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"What is {n % 4} plus nothing?"}) + "\n" for n in range(12)))
+    overrides = [
+        "evaluate.source=sets",
+        f"evaluate.sets={json.dumps([{'name': 'one', 'file': str(file)}])}",
+        "evaluate.num_prompts=6",
+    ]
+    probed = probe_module.probe_prompts(reopen_run(run.paths.root, overrides=[*overrides, "probe.num_prompts=6"]))[0]
+    assert len({prompt.prompt_ids for prompt in probed}) == len(probed) == 4
+
+
 def test_the_last_checkpoint_is_due_wherever_it_lies(run: Run) -> None:
     save_drafter(run, 20)
     save_drafter(run, 33, total_steps=100)
@@ -300,13 +312,14 @@ def test_the_process_is_restarted_with_waits_and_ended_when_silent(run: Run, mon
     monkeypatch.setattr(watch_module.subprocess, "Popen", Process)
     monkeypatch.setattr(watch_module.time, "monotonic", lambda: now_s)
     nice: list[tuple[int, int, int]] = []
+    own = 0
     monkeypatch.setattr(watch_module.os, "setpriority", lambda *arguments: nice.append(arguments))
-    child = _Child(run.paths, timeout_s=100.0, niceness=19)
+    monkeypatch.setattr(watch_module.os, "getpriority", lambda *_arguments: own)
+    child = _Child(run.paths, timeout_s=100.0, niceness=3)
     child.tick(wanted=False, lines=0)
     assert not started
     child.tick(wanted=True, lines=0)
     assert started[0][1:4] == ["-m", "dflash", "probe"]
-    assert [values[-1] for values in nice] == [19]
     for seconds in (50.0, 99.0):
         now_s = seconds
         child.tick(wanted=True, lines=0)
@@ -319,10 +332,11 @@ def test_the_process_is_restarted_with_waits_and_ended_when_silent(run: Run, mon
     child.tick(wanted=True, lines=0)  # it is gone
     child.tick(wanted=True, lines=0)
     assert len(started) == 1, "not before its wait"
-    now_s = 200.0
+    now_s, own = 200.0, 7
     child.tick(wanted=True, lines=1)
     assert len(started) == 2
     assert not child.is_hopeless
+    assert [values[-1] for values in nice] == [3, 7], "the niceness of probes, or the supervisor's own where that is higher"
 
 
 def by_flow(run: Run, *, timeout_s: float) -> Run:

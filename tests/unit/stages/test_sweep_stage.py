@@ -137,6 +137,7 @@ def test_the_serve_command_names_what_the_sweep_found(
     assert main(["evaluate", str(run.paths.root), "--print-serve-command", "vllm"]) == 0
     said = capsys.readouterr().out
     assert f"step 10 was fastest with {setting_text(swept.best)}" in said
+    assert "--enable-per-request-metrics" in said and "--set evaluate.server.concurrency=1" in said
 
 
 def test_baselines_decode_the_prompts_of_the_drafter_beside_them(run: Run, bench: EvaluationBench, published: Path) -> None:
