@@ -7,11 +7,11 @@ console falls silent instead; the log at the server and the run's own files go o
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import IO
 
 from rich.console import Console
+
+from dflash.evaluate.text import to_nowhere
 
 
 def outlive_lost_console() -> None:
@@ -24,16 +24,9 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        _to_nowhere(sys.stdout)
+        to_nowhere(sys.stdout)
 
 
 def _fall_silent(console: Console) -> None:
     console.quiet = True
-    _to_nowhere(console.file)
-
-
-def _to_nowhere(stream: IO[str]) -> None:
-    """What is still buffered, or comes later, would fail once more, at the process's end at the latest."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    to_nowhere(console.file)

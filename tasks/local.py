@@ -19,9 +19,8 @@ from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from dflash.cli.output import OneRecord
 from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError, ServerError
-from dflash.evaluate.text import terminal_text
+from dflash.evaluate.text import OneRecord, terminal_text
 from tasks.patience import OWN_SERVER_VARIABLE
 from tasks.server import answers, temporary_server
 

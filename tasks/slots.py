@@ -1,8 +1,8 @@
 """A flow run's slot of its deployment (`concurrency_limit`), and what its loss means: nothing for the work that is being done.
 
-Prefect renews a slot every few minutes, and ends the flow run if that fails: after a server was away for minutes, or has only been
-started again, because it keeps slots in memory. A training would be lost to that. Here a lost slot costs a warning, and a second
-flow run that starts because of it is refused by the lock of the run or of the devices.
+Prefect renews a slot every few minutes, and ends the flow run if that fails: after a server was away for minutes, or, where it
+keeps slots in memory (`prefect.toml` says otherwise), has only been started again. A training would be lost to that. Here a
+lost slot costs a warning, and a second flow run that starts because of it is refused by the lock of the run or of the devices.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from dflash.cli import (
     trace_commands,
     train_commands,
 )
-from dflash.cli.output import close_output, configure_logging
+from dflash.cli.output import configure_logging
 from dflash.errors import EXIT_OK, DflashError
-from dflash.evaluate.text import terminal_text
+from dflash.evaluate.text import terminal_text, to_nowhere
 
 COMMANDS = (
     data_commands,
@@ -89,6 +89,6 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         print(f"error: {terminal_text(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader has seen enough of something that is printed piece by piece
-        close_output()
+        to_nowhere(sys.stdout)
         return EXIT_OK
     return code

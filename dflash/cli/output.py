@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dflash.evaluate.text import clean_text, terminal_text
+from dflash.evaluate.text import OneRecord, clean_text, terminal_text, to_nowhere
 
 LINE_EVERY_S = 60.0
 """A line this often at least where lines are not rewritten."""
@@ -32,12 +31,7 @@ def emit(arguments: argparse.Namespace, payload: Any, text: str) -> None:
     try:
         print(json.dumps(payload, default=str) if arguments.json else terminal_text(text), flush=True)
     except BrokenPipeError:
-        close_output()
-
-
-def close_output() -> None:
-    """Nobody reads standard output any more: what is still written or flushed to it, also at exit, goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nowhere(sys.stdout)
 
 
 def progress_printer(stream: Any = None) -> Callable[[str, int, int], None]:
@@ -89,14 +83,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-class OneRecord(logging.Formatter):
-    """A record's further lines are indented and its control characters shown as `?`: no value can forge a record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One record as the lines that are shown."""
-        return terminal_text(super().format(record)).replace("\n", "\n  ")
 
 
 def configure_logging(verbose: bool) -> None:

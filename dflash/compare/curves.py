@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash.errors import DataError
+from dflash.records import SEGMENT_STARTS
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -46,9 +47,6 @@ class Event(msgspec.Struct, tag_field="kind", tag="event", gc=False):
     segment: int = -1
     step: int = 0
     event: str = ""
-
-
-_BEGINNINGS = frozenset({"start", "resume", "rollback_end"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def read_curves(log: Path) -> RunCurves:
             for line in lines:
                 item = _decoded(line)
                 torn += item is None
-                if item is None or (isinstance(item, Event) and item.event not in _BEGINNINGS):
+                if item is None or (isinstance(item, Event) and item.event not in SEGMENT_STARTS):
                     continue
                 if live and item.segment > live[-1].segment:
                     live = [record for record in live if record.step < item.step]

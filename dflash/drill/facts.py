@@ -10,6 +10,7 @@ from dflash.checkpoint.layout import DRAFTER_FILE
 from dflash.errors import CheckpointError
 from dflash.evaluate.stored import RESULT_FILE
 from dflash.records import (
+    SEGMENT_STARTS,
     ControlRequest,
     EvaluationResult,
     FaultPlan,
@@ -20,7 +21,7 @@ from dflash.records import (
     RunPaths,
     from_json,
 )
-from dflash.train.follow import SEGMENT_STARTS, parse_lines
+from dflash.train.follow import parse_lines
 from dflash.train.planted_log import planted_lines
 from dflash.train.processes import recorded_processes
 from dflash.train.requests import ACK_SUFFIX

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import unicodedata
 from collections.abc import Sequence
+from typing import IO
 
 
 def clean_text(text: str) -> str:
@@ -14,6 +17,21 @@ def clean_text(text: str) -> str:
 def terminal_text(text: str) -> str:
     """Lines that can be shown as they are: `clean_text` on each, tabs become spaces."""
     return "\n".join(clean_text(line) for line in text.expandtabs().split("\n"))
+
+
+class OneRecord(logging.Formatter):
+    """A record's further lines are indented and its control characters shown as `?`: no value can forge a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record as the lines that are shown."""
+        return terminal_text(super().format(record)).replace("\n", "\n  ")
+
+
+def to_nowhere(stream: IO[str]) -> None:
+    """Nobody reads `stream` any more: what is still written or flushed to it, also at the process's end, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:

@@ -31,12 +31,11 @@ from dflash.health.lines import EventLine, LogItem, StepLine, TornLine
 from dflash.health.live import LiveSteps
 from dflash.health.panel import Panel, PanelState, Snapshot
 from dflash.health.verdict import Evidence, judge
-from dflash.records import Finding, HealthReport
+from dflash.records import SEGMENT_STARTS, Finding, HealthReport
 
 STATE_VERSION = 4
 _STRETCH_RECORDS = 256  # judged at once: long enough to be fast, short enough to stay in the processor's cache
 _START_ANEW = "delete the state file: the log is then read from its beginning"
-_SEGMENT_EVENTS = frozenset({"start", "resume", "rollback_end"})
 _SEVERITY_ORDER = {"critical": 0, "warn": 1, "info": 2}
 
 
@@ -229,9 +228,9 @@ class HealthChecker:
         keep_points(self._history.grad_norm, panel.gradient_points, limit_z=spike.grad_z)
 
     def _see_event(self, event: EventLine) -> None:
-        if self._replaced and event.event in _SEGMENT_EVENTS:
+        if self._replaced and event.event in SEGMENT_STARTS:
             self._after_replacement(event.segment, event.step)
-        if event.event in _SEGMENT_EVENTS and self._live.begins_segment(event.segment):
+        if event.event in SEGMENT_STARTS and self._live.begins_segment(event.segment):
             self._begin_segment(event.segment, event.step)
         if event.segment < self._live.segment:
             return

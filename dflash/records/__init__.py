@@ -37,7 +37,7 @@ from dflash.records.health import (
     Verdict,
 )
 from dflash.records.layout import RunPaths
-from dflash.records.log import EventName, EventRecord, MicroBatchRecord, StepRecord
+from dflash.records.log import SEGMENT_STARTS, EventName, EventRecord, MicroBatchRecord, StepRecord
 from dflash.records.probe import ProbeFigures, ProbeOutcome, ProbeRecord
 from dflash.records.registry import RegisteredDrafter, RegisteredEvidence, Ruling
 from dflash.records.result import EvaluationResult, PromptSetEntry, RunSummary
@@ -46,6 +46,7 @@ from dflash.records.seal import from_sealed_json, sealed, to_sealed_json, unseal
 from dflash.records.sweep import RivalRow, RivalTable, SweepCell, SweepResult
 
 __all__ = [
+    "SEGMENT_STARTS",
     "BucketStats",
     "CheckResult",
     "CheckStatus",

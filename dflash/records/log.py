@@ -19,6 +19,9 @@ EventName = Literal[
     "acceptance_probe",
 ]  # fmt: skip
 
+SEGMENT_STARTS: Final = frozenset({"start", "resume", "rollback_end"})
+"""Events with which a segment of the log can begin."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchRecord:

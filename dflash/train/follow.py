@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SEGMENT_STARTS = ("start", "resume", "rollback_end")
+from dflash.records import SEGMENT_STARTS
+
 _BETWEEN_SEGMENTS = ("rollback_begin", "rollback_end")
 """Written by a supervisor while no trainer runs: they announce a segment, the trainer then begins it."""
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from dflash.errors import RunStateError
-from dflash.train.follow import SEGMENT_STARTS
+from dflash.records import SEGMENT_STARTS
 
 RUN, EPOCHS, DRAFTER, CHECKPOINTS = "run", "epochs", "drafter (rank 0)", "checkpoint writer"
 TRACKS: Final = (RUN, EPOCHS, DRAFTER, CHECKPOINTS)
