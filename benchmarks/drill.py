@@ -78,6 +78,7 @@ def _drill(wanted: Sequence[tuple[str, int]], *, store: Path, key: str, config: 
 def _row(facts: DrillFacts, checks: Sequence[Check]) -> dict[str, Any]:
     onset = onset_of(facts)
     row: dict[str, Any] = {"right": is_right(checks), "wrong": [f"{c.name}: {c.found}" for c in checks if not c.holds]}
+    row["steps_lost"] = next((c.found for c in checks if c.name == "steps lost"), None)
     ends = [entry for entry in facts.rollbacks if entry.phase == "end"]
     if ends and facts.requests and onset is not None:
         first = facts.requests[0].at_s
@@ -118,7 +119,8 @@ def _words(row: dict[str, Any]) -> str:
         return f"WRONG: {'; '.join(row['wrong'])}"
     if "target" not in row:
         return "right, no rollback"
-    return f"right, after {row['delay_steps']} steps, to step-{row['target']}, {row['skipped']} batches left out"
+    lost = row["steps_lost"].partition(";")[0]
+    return f"right, after {row['delay_steps']} steps, to step-{row['target']}, {row['skipped']} batches left out, {lost} steps lost"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:

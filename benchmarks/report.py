@@ -37,7 +37,7 @@ def publish(name: str, figures: dict[str, Any], arguments: argparse.Namespace) -
     }
     if not arguments.quick:
         (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report) if arguments.json else "\n".join(f"{key:<32}{value}" for key, value in figures.items()))
+    print(json.dumps(report) if arguments.json else "\n".join(f"{key:<40} {value}" for key, value in figures.items()))
 
 
 def kept_lines(file: Path) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ class Drills:
         fault = fault_named(name)
         reference = self._reference(seed)
         run, config = self.run(fault, seed=seed)
-        checks = judge(fault, run.facts, reference, soak_steps=config.checkpoint.soak_steps)
+        checks = judge(fault, run.facts, reference, rule=config.checkpoint, check_every_s=config.drill.check_every_s)
         with self._file(config).open("a", encoding="utf-8") as file:
             for line in verdict_lines(fault, checks):
                 self.write(line)

@@ -45,11 +45,13 @@ class Log:
         loss: of every live record, None where it was not finite.
         first_step_at_s: wall time of each segment's first record.
         resumed_from: checkpoint that each later segment began from.
+        last_record: newest record of each segment, live or not: its step and its wall time.
         durable: steps of the checkpoints that were written before the first rollback; a slow disk makes the trainer leave some out.
     """
 
     loss: Mapping[int, float | None]
     first_step_at_s: Mapping[int, float]
+    last_record: Mapping[int, tuple[int, float]]
     resumed_from: Mapping[int, int]
     durable: frozenset[int]
 
@@ -118,9 +120,10 @@ def gather(paths: RunPaths, plan: FaultPlan, *, ended: str, struck_step: int | N
 
 
 def read_log(paths: RunPaths) -> Log:
-    """Losses of the live records, where the segments began, and what was saved before the first rollback."""
+    """Losses of the live records, where the segments began and ended, and what was saved before the first rollback."""
     loss: dict[int, float | None] = {}
     first_step_at_s: dict[int, float] = {}
+    last_record: dict[int, tuple[int, float]] = {}
     resumed_from: dict[int, int] = {}
     durable: set[int] = set()
     gone_back = False
@@ -128,6 +131,7 @@ def read_log(paths: RunPaths) -> Log:
         segment, step = int(line["segment"]), int(line["step"])
         if line["kind"] == "step":
             first_step_at_s.setdefault(segment, float(line["wall_time_s"]))
+            last_record[segment] = (step, float(line["wall_time_s"]))
             loss[step] = line["ce"]
         elif line["event"] in SEGMENT_STARTS:
             loss = {known: value for known, value in loss.items() if known < step}
@@ -136,7 +140,7 @@ def read_log(paths: RunPaths) -> Log:
             gone_back |= line["event"] == "rollback_end"
         elif line["event"] == "save_durable" and not gone_back:
             durable.add(step)
-    return Log(loss, first_step_at_s, resumed_from, frozenset(durable))
+    return Log(loss, first_step_at_s, last_record, resumed_from, frozenset(durable))
 
 
 def read_outcome(paths: RunPaths) -> Outcome:

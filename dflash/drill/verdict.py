@@ -7,11 +7,13 @@ one up to t is untouched as well and even better, a yet earlier one means that t
 
 from __future__ import annotations
 
+import math
 import statistics
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dflash.config import CheckpointConfig
 from dflash.drill.facts import COMPLETED, DrillFacts
 from dflash.drill.faults import Fault
 from dflash.drill.reference import Reference
@@ -35,16 +37,20 @@ class Check:
     found: str
 
 
-def judge(fault: Fault, facts: DrillFacts, reference: Reference, *, soak_steps: int) -> tuple[Check, ...]:
+def judge(
+    fault: Fault, facts: DrillFacts, reference: Reference, *, rule: CheckpointConfig, check_every_s: float
+) -> tuple[Check, ...]:
     """Everything that must hold after a drill.
 
     Args:
         fault: what was planted.
         facts: what happened.
         reference: the run without the fault.
-        soak_steps: of its checkpoints.
+        rule: of its checkpoints.
+        check_every_s: time between two health checks.
     """
-    checks = [*_planted(fault, facts), *(_acted(facts, soak_steps) if fault.acts else _left_alone(facts))]
+    acted = _acted(facts, rule, check_every_s) if fault.acts else _left_alone(facts)
+    checks = [*_planted(fault, facts), *acted]
     checks += [*_seen(fault, facts), *_survived(facts), _ended(facts), *_result(fault, facts, reference)]
     return tuple(checks)
 
@@ -72,7 +78,7 @@ def _planted(fault: Fault, facts: DrillFacts) -> Iterator[Check]:
         yield Check("fault took effect", onset is not None, "never" if onset is None else f"at step {onset}")
 
 
-def _acted(facts: DrillFacts, soak_steps: int) -> Iterator[Check]:
+def _acted(facts: DrillFacts, rule: CheckpointConfig, check_every_s: float) -> Iterator[Check]:
     onset = onset_of(facts)
     ends = [entry for entry in facts.rollbacks if entry.phase == "end"]
     if onset is None or not facts.requests or not ends:
@@ -83,8 +89,9 @@ def _acted(facts: DrillFacts, soak_steps: int) -> Iterator[Check]:
     waited_s = first.at_s - facts.planted[0].at_s
     alarm = end.plan.alarm_step
     yield Check("detected", alarm >= onset, f"after {alarm - onset} steps, requested after {waited_s:.1f} s")
-    newest = newest_truly_clean(onset, durable=facts.log.durable, soak_steps=soak_steps)
+    newest = newest_truly_clean(onset, durable=facts.log.durable, soak_steps=rule.soak_steps)
     yield _returned(end, onset, newest)
+    yield _lost(facts, end, onset, rule, check_every_s)
     halts = sum(entry.phase == "halt" for entry in facts.rollbacks)
     yield Check("one rollback, no halt", len(ends) == 1 and not halts, f"{len(ends)} rollbacks, {halts} halts")
     yield _skipped(facts, ends)
@@ -97,6 +104,32 @@ def _returned(end: RollbackEntry, onset: int, newest: int) -> Check:
     target = end.target_step
     holds = target is not None and newest <= target <= onset
     return Check("back at the newest truly clean", holds, f"step-{target} (soaked before the fault: step-{newest})")
+
+
+def _lost(facts: DrillFacts, end: RollbackEntry, onset: int, rule: CheckpointConfig, check_every_s: float) -> Check:
+    cost = steps_lost(facts, end, onset=onset, rule=rule, check_every_s=check_every_s)
+    if cost is None:
+        return Check("steps lost", False, "the abandoned segment has no records")
+    lost, bound = cost
+    return Check("steps lost", lost <= bound, f"{lost}; by save interval, soak, detection and time to stop at most {bound}")
+
+
+def steps_lost(
+    facts: DrillFacts, end: RollbackEntry, *, onset: int, rule: CheckpointConfig, check_every_s: float
+) -> tuple[int, int] | None:
+    """Steps that a rollback cost, and what it may cost; None without records.
+
+    The bound is save interval + soak + steps from onset to alarm + what is trained while a check is waited for and the trainer stops.
+    """
+    segment = end.plan.segment
+    if segment not in facts.log.last_record or end.target_step is None:
+        return None
+    last_step, last_at_s = facts.log.last_record[segment]
+    first_step = facts.log.resumed_from.get(segment, 0)
+    step_s = (last_at_s - facts.log.first_step_at_s[segment]) / max(1, last_step - first_step)
+    stopping_s = max(0.0, last_at_s - facts.requests[0].at_s)
+    steps = rule.interval_steps + rule.soak_steps + end.plan.alarm_step - onset
+    return last_step + 1 - end.target_step, steps + math.ceil((check_every_s + stopping_s) / max(step_s, 1e-9))
 
 
 def _skipped(facts: DrillFacts, ends: list[RollbackEntry]) -> Check:

@@ -48,8 +48,8 @@ def damage_of(findings: Sequence[Finding], *, segment: int, last_step: int) -> D
     )
 
 
-def decided(plan: RollbackPlan) -> str:
-    """The decision in words."""
+def decided(plan: RollbackPlan, *, last_step: int | None) -> str:
+    """The decision in words; with what it costs, if the newest record's step is known."""
     back = "there is no clean checkpoint to go back to" if plan.target_step is None else f"clean state: step-{plan.target_step}"
     if plan.action == "halt":
         return f"halt the run; {back}. {plan.reason}."
@@ -59,6 +59,8 @@ def decided(plan: RollbackPlan) -> str:
         text += (
             f"; the learning rate is warmed up again over {plan.overlay.rewarm_steps} steps to {plan.overlay.cap:g} of the schedule"
         )
+    if last_step is not None and plan.target_step is not None:
+        text += f"; what was trained since is lost, {last_step + 1 - plan.target_step} steps up to now"
     return f"{text}."
 
 

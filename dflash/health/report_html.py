@@ -122,7 +122,7 @@ def _tiles(report: HealthReport) -> str:
 def _next(report: HealthReport) -> str:
     """What to do now, before any number."""
     if report.decision is not None:
-        return _decision(report.decision)
+        return _decision(report.decision, last_step=report.last_step)
     todo = list(dict.fromkeys(what_to_do(finding) for finding in report.findings if not is_settled(finding)))
     if report.verdict == "healthy" or not todo:
         return ""
@@ -141,9 +141,9 @@ def _read_as(report: HealthReport) -> str:
     return f'<p class="quiet">Read as {escape(str(foreign["format"]))}: {fields or "nothing"} ({how}).{notes}</p>'
 
 
-def _decision(decision: RollbackPlan) -> str:
+def _decision(decision: RollbackPlan, *, last_step: int | None) -> str:
     return (
-        f'<div class="card decision"><strong>Decision:</strong> {escape(decided(decision))} '
+        f'<div class="card decision"><strong>Decision:</strong> {escape(decided(decision, last_step=last_step))} '
         f"The damage began at step {decision.onset_step} and was noticed at step {decision.alarm_step}. "
         f'<span class="quiet">Key <code>{escape(decision.key)}</code></span></div>'
     )

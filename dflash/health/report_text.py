@@ -28,7 +28,7 @@ def _lines(report: HealthReport) -> Iterator[str]:
         yield f"  steps {report.first_step} to {report.last_step}, {covered}, checked {report.checked_at}"[:WIDTH]
     yield from _read_as(report)
     if report.decision is not None:
-        yield from _wrapped(f"Decision: {decided(report.decision)}", indent="  ")
+        yield from _wrapped(f"Decision: {decided(report.decision, last_step=report.last_step)}", indent="  ")
     yield from _found(report)
     yield ""
     yield f"{'Checked':<18}{'judged':>9}{'found':>7}  note"

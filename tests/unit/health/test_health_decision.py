@@ -60,11 +60,14 @@ def test_the_decision_in_words() -> None:
     assert damage is not None
     back = remedy(damage, clean_steps=[0, 50])
     assert back is not None
-    assert decided(back) == "roll back to checkpoint step-50, skip 3 batches of the plan (rung 1 of the ladder)."
+    assert decided(back, last_step=None) == "roll back to checkpoint step-50, skip 3 batches of the plan (rung 1 of the ladder)."
+    assert decided(back, last_step=199).endswith("(rung 1 of the ladder); what was trained since is lost, 150 steps up to now.")
     halt = remedy(damage, clean_steps=[])
     assert halt is not None
-    assert decided(halt).startswith("halt the run; there is no clean checkpoint to go back to. loss has not come back; halted")
-    warmed = decided(replace(back, overlay=LrOverlay(50, 0.1, 200, 0.5)))
+    assert decided(halt, last_step=199).startswith(
+        "halt the run; there is no clean checkpoint to go back to. loss has not come back; halted"
+    )
+    warmed = decided(replace(back, overlay=LrOverlay(50, 0.1, 200, 0.5)), last_step=None)
     assert warmed.endswith("; the learning rate is warmed up again over 200 steps to 0.5 of the schedule.")
 
 
