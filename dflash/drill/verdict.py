@@ -119,7 +119,7 @@ def steps_lost(
 ) -> tuple[int, int] | None:
     """Steps that a rollback cost, and what it may cost; None without records.
 
-    The bound is save interval + soak + steps from onset to alarm + what is trained while a check is waited for and the trainer stops.
+    The bound: save interval + soak + steps from onset to alarm + what is trained while a check is waited for and the trainer stops.
     """
     segment = end.plan.segment
     if segment not in facts.log.last_record or end.target_step is None:
