@@ -65,7 +65,7 @@ def test_a_planted_fault_is_seen_gone_back_on_and_left_out(tmp_path: Path) -> No
     assert stage.error is None
     own = run.facts
     reference = Reference("k", "r", "w", 1.0, (1.0, 1.0), tuple(own.log.loss.values()))
-    checks = judge(fault, own, reference, soak_steps=config.checkpoint.soak_steps)
+    checks = judge(fault, own, reference, rule=config.checkpoint, check_every_s=config.health.check_interval_s)
     assert [check.name for check in checks if not check.holds] == ["final acceptance"], "nothing was decoded here"
     said = " ".join(" ".join(lines).split())
     for part in (
