@@ -128,8 +128,17 @@ def _open(gguf_file: Path) -> Any:
         raise TargetError(f"GGUF file {gguf_file} does not exist", remedy="check the path")
     import gguf  # only who converts a file needs the package
 
+    class BoundedReader(gguf.GGUFReader):  # type: ignore[misc]
+        """A reader that stops at the file's end: the library's own counts on through a header that promises more."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
+            found = super()._get(offset, dtype, count, **order)
+            if len(found) < count:
+                raise ValueError(f"its header names {count} values at byte {offset}, the file ends before")
+            return found
+
     try:
-        return gguf.GGUFReader(gguf_file)
+        return BoundedReader(gguf_file)
     except Exception as error:  # of any kind: the library believes the header until something does not work
         raise TargetError(
             f"{gguf_file} is not a complete GGUF file: {error}", remedy="download it again and compare its SHA-256"

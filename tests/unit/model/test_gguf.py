@@ -191,6 +191,17 @@ def test_truncated_file_other_files_and_missing_file_are_refused(tmp_path: Path)
     assert "does not exist" in refusal(tmp_path, tmp_path / "absent.gguf").what
 
 
+@pytest.mark.parametrize("name", ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type"])
+def test_a_header_that_promises_more_than_the_file_holds_ends_at_once(tmp_path: Path, name: str) -> None:
+    file = tiny_gguf.write_gguf(tmp_path / "huge.gguf", tiny_gguf.random_weights(seed=7, tied=True), types=MIXED)
+    whole = bytearray(file.read_bytes())
+    count = whole.index(name.encode()) + len(name) + 8  # behind the types of the value and of its elements
+    whole[count : count + 8] = (2**60).to_bytes(8, "little")
+    for more in range(4):  # with one of them the file ends between two elements, not inside one
+        file.write_bytes(whole + bytes(more))
+        assert "huge.gguf" in refusal(tmp_path, file).what
+
+
 def test_existing_folder_is_never_touched(tmp_path: Path) -> None:
     weights = tiny_gguf.random_weights(seed=8, tied=True)
     file = tiny_gguf.write_gguf(tmp_path / "tiny.gguf", weights, types={})
