@@ -78,6 +78,7 @@ def _track(run_dir: Path, comparison: Comparison, files: Sequence[Path], names: 
         step = len(comparison.runs[-1].curves.loss)
         tracker.log_metrics({"compare/acceptance_difference": against.difference}, step=step)
         tracker.set_tags({"compared_with": comparison.runs[0].name, "compare_verdict": against.word})
-    close_again(run, tracker)
-    if not run.paths.summary.exists() and not run_is_live(run.paths):
-        tracker.finish("KILLED")
+    if tracker.ended_as is None and not run.paths.summary.exists() and not run_is_live(run.paths):
+        tracker.finish("KILLED")  # opened for this page alone, or left open by a training that was killed
+    else:
+        close_again(run, tracker)

@@ -17,6 +17,7 @@ from dflash.data.prepare import PreparedData, load_data, read_preview
 from dflash.stages.run import Run
 from dflash.tracking import LogForwarder, Tracker, load_state, open_tracker, redact_text, store_uri
 from dflash.tracking.names import TAG_ABANDONED_FOR, TAG_ROLLED_BACK_TO
+from dflash.train.runs import run_is_live
 
 
 def tracker_of(run: Run) -> Tracker:
@@ -32,9 +33,10 @@ def tracker_of(run: Run) -> Tracker:
 
 
 def close_again(run: Run, tracker: Tracker) -> None:
-    """Close the MLflow run of a finished run: whoever adds something to it opens it, and nobody else would close it."""
-    if run.paths.summary.exists():
-        tracker.finish("FINISHED")
+    """Leave the MLflow run as it was: whoever adds something to an ended run opens it, and nobody else would close it."""
+    status = "FINISHED" if run.paths.summary.exists() else tracker.ended_as
+    if status is not None and not run_is_live(run.paths):
+        tracker.finish(status)
 
 
 def forwarder_of(run: Run, *, describe: Callable[[Tracker], None]) -> LogForwarder:

@@ -120,16 +120,17 @@ class Store:
             found = self._client.search_runs([self._experiment_id], filter_string=wanted, max_results=1)
         return str(found[0].info.run_id) if found else None
 
-    def continue_run(self, run_id: str) -> bool:
-        """Mark a run as running again; returns False if it does not exist (any more)."""
+    def continue_run(self, run_id: str) -> str | None:
+        """Mark a run as running again; returns the status it had, None if it does not exist (any more)."""
         try:
             with translated():
-                if self._client.get_run(run_id).info.lifecycle_stage != "active":
-                    return False
+                found = self._client.get_run(run_id).info
+                if found.lifecycle_stage != "active":
+                    return None
                 self._client.update_run(run_id, status="RUNNING")
         except StoreMissingError:
-            return False
-        return True
+            return None
+        return str(found.status)
 
     def last_step(self, run_id: str) -> int:
         """The highest optimizer step that a run holds, -1 for none; reads a whole curve, so ask only when in doubt."""

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 30.0
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+_ENDS: Mapping[str | None, RunStatus] = {"FINISHED": "FINISHED", "FAILED": "FAILED", "KILLED": "KILLED"}
 
 
 class Tracker(Protocol):
@@ -42,6 +43,10 @@ class Tracker(Protocol):
     @property
     def uri(self) -> str | None:
         """The store, without credentials."""
+
+    @property
+    def ended_as(self) -> RunStatus | None:
+        """How the MLflow run had ended before this tracker opened it again; None if it had not."""
 
     def connect(self) -> bool:
         """Open the store and send what waits; returns whether it is up."""
@@ -73,6 +78,7 @@ class NullTracker:
 
     run_id: str | None = None
     uri: str | None = None
+    ended_as: RunStatus | None = None
 
     def connect(self) -> bool:
         """There is no store to send anything to."""
@@ -136,6 +142,7 @@ class MlflowTracker:
         self._quiet_until_s: float | None = None
         self._refused: set[str] = set()
         self.uri: str | None = redact_text(uri)
+        self.ended_as: RunStatus | None = None
 
     @property
     def run_id(self) -> str | None:
@@ -231,7 +238,9 @@ class MlflowTracker:
         # Another process of the same run may have moved the offset since this one read the state.
         state = load_state(self._state_path) if self._state.run_id else None
         state = self._state if state is None or state.run_id != self._state.run_id else state
-        if not state.run_id or not store.continue_run(state.run_id):
+        status = store.continue_run(state.run_id) if state.run_id else None
+        self.ended_as = _ENDS.get(status, self.ended_as)
+        if status is None:
             offset_bytes = 0 if state.run_id else state.log_offset_bytes  # a run that was deleted gets the whole log again
             run_id = self._left_behind(store) or store.begin_run(name=self._run_name, tags=self._tags)
             state = replace(state, run_id=run_id, log_offset_bytes=offset_bytes, last_step=NO_STEP, sending=False)

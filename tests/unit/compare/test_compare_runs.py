@@ -68,18 +68,28 @@ def test_a_comparison_does_not_leave_a_run_open_that_nobody_trains(
 ) -> None:
     store = FakeStore()
     monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: store.connect())
-    monkeypatch.setattr("dflash.stages.compare.run_is_live", lambda _paths: live)
+    for module in ("compare", "tracking"):
+        monkeypatch.setattr(f"dflash.stages.{module}.run_is_live", lambda _paths: live)
     for name in ("a-001", "b-001"):
         write_run(tmp_path / name, LOG, answers=answers(2), overrides=["tracking.enabled=true", f"run.root={tmp_path}"])
     compare_stage([tmp_path / "a-001", tmp_path / "b-001"], output=None, track=True)
     (run,) = store.runs.values()
-    closed, tracker = reopen_run(tmp_path / "b-001"), tracker_of(reopen_run(tmp_path / "b-001"))
+    closed = reopen_run(tmp_path / "b-001")
     assert (run["name"], run["status"], run["tags"]["compared_with"]) == ("b-001.s0", status, "a-001")
     assert run["artifacts"] == [f"compare/a-001-vs-b-001/comparison.{kind}" for kind in ("html", "json")]
+    for ended in ("FAILED", "KILLED", "FINISHED"):
+        run["status"] = ended
+        tracker = tracker_of(closed)
+        tracker.connect()
+        assert run["status"] == "RUNNING"
+        close_again(closed, tracker)
+        assert run["status"] == ("RUNNING" if live else ended), "an evaluation of an ended run leaves it as it was"
     closed.paths.summary.write_text("{}")
+    run["status"] = "RUNNING"
+    tracker = tracker_of(closed)
     tracker.connect()
     close_again(closed, tracker)
-    assert run["status"] == "FINISHED", "as an evaluation leaves it that comes after the training's own"
+    assert run["status"] == ("RUNNING" if live else "FINISHED")
 
 
 def test_a_rollback_is_told_with_what_it_skipped(tmp_path: Path) -> None:

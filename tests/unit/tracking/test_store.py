@@ -138,9 +138,12 @@ def test_a_changed_parameter_is_refused_and_a_deleted_run_is_not_continued(root:
         store.log_params(run, {"key7": "2"})
     store.log_metrics(run, [MetricPoint("m", float(number), number, 0) for number in range(2500)])
     assert len(client(root).get_metric_history(run, "m")) == 2500
+    assert store.continue_run(run) == "RUNNING"
+    store.end_run(run, "FAILED")
+    assert [store.continue_run(run), store.continue_run(run)] == ["FAILED", "RUNNING"]
     client(root).delete_run(run)
-    assert not store.continue_run(run)
-    assert not store.continue_run("0" * 32)
+    assert store.continue_run(run) is None
+    assert store.continue_run("0" * 32) is None
 
 
 def test_a_server_that_does_not_answer_costs_a_warning_and_nothing_else(

@@ -71,11 +71,13 @@ class FakeStore:
         self._check()
         return next((run_id for run_id, run in self.runs.items() if tags.items() <= run["tags"].items()), None)
 
-    def continue_run(self, run_id: str) -> bool:
+    def continue_run(self, run_id: str) -> str | None:
         self._check()
-        if run_id in self.runs:
-            self.runs[run_id]["status"] = "RUNNING"
-        return run_id in self.runs
+        if run_id not in self.runs:
+            return None
+        found = str(self.runs[run_id]["status"])
+        self.runs[run_id]["status"] = "RUNNING"
+        return found
 
     def last_step(self, run_id: str) -> int:
         self._check()
