@@ -41,7 +41,7 @@ def test_every_configuration_is_valid_and_describes_itself(name: str) -> None:
 def test_six_buckets_and_the_decay_that_belongs_to_the_block_size(name: str) -> None:
     config = shipped(name)
     assert len(config.data.bucket_edges_tokens) == (4 if name == "drill" else 6), "a drill's epoch is short: fewer, fuller buckets"
-    assert config.train.loss.gamma == {16: 7.0, 10: 5.0, 8: 4.0}[config.drafter.block_size]
+    assert config.train.loss.gamma == {16: 7.0, 10: 5.0, 8: 4.0, 5: 3.0}[config.drafter.block_size]
 
 
 def test_train_v2_is_the_published_drafter_on_seven_of_eight_gpus() -> None:
