@@ -36,10 +36,12 @@ def summarise_stage(run: Run) -> RunSummary:
         raise RunStateError(f"run {paths.root} was never trained", remedy="train first: python -m dflash train CONFIG")
     report = health_stage(paths.root, act=False, ended=True)
     export_checkpoint(run, paths.checkpoint(step))
-    forwarder = forwarder_of(run, describe=description_of(run))
+    describe = description_of(run)
+    forwarder = forwarder_of(run, describe=describe)
     forwarder.forward()  # what the store could not take during the training
     tracker = forwarder.tracker
-    tracker.connect()
+    if tracker.connect():
+        describe(tracker)  # once more: a store that was away all the time has heard of no parameters yet
     summary = _gather(paths, step, health_verdict=report.verdict, mlflow_run_id=tracker.run_id)
     atomic_write_text(paths.summary, to_json(summary, indent=2))
     for file in (paths.summary, paths.config, paths.health_dir / "report.html", paths.health_dir / "report.json"):

@@ -11,6 +11,7 @@ import pytest
 
 from dflash.checkpoint import load_checkpoint
 from dflash.cli import main
+from dflash.data.pointer import read_data_pointer
 from dflash.errors import CheckpointError, RunStateError, SchemaVersionError
 from dflash.evaluate.table import WIDTH
 from dflash.model.export import import_drafter
@@ -20,6 +21,7 @@ from dflash.stages.run import note_reused
 from dflash.train.follow import LogFollower
 from tests.support.tiny_run import build_tiny_run
 from tests.support.trainer_process import train_to_end
+from tests.unit.tracking.tracking_fakes import FakeStore
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 RESULT = EvaluationResult(
@@ -103,6 +105,18 @@ def test_the_summary_gathers_what_the_stages_left(run: Run) -> None:
     assert summary.warnings == (f"acceptance is that of step {RESULT.step}, the last checkpoint is step {summary.steps}",)
     raw = json.loads(run.paths.summary.read_text())
     assert raw["schema_version"] == 1
+
+
+def test_a_store_that_was_away_during_the_whole_training_hears_all_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = FakeStore()
+    monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: mlflow.connect())
+    evaluated(run)
+    summarise_stage(reopen_run(run.paths.root, overrides=("tracking.enabled=true",)))
+    (told,) = mlflow.runs.values()
+    assert told["status"] == "FINISHED"
+    assert told["params"]["train.epochs"] == str(run.config.train.epochs)
+    assert told["datasets"] == [read_data_pointer(run.paths).fingerprint]
+    assert {point.step for point in told["points"] if point.name == "train/loss"} == set(range(load_summary(run.paths.root).steps))
 
 
 def test_the_export_holds_the_last_checkpoint_bit_for_bit(run: Run) -> None:
