@@ -3,7 +3,8 @@
 Decodes a run's held-out prompts with the trained drafter, the untrained one, prompt lookup and plainly, alternating from
 prompt to prompt in one process, so that the speed-ups are ratios of neighbours in time and all comparisons are paired. `--run` is
 a run of configs/demo.yaml; `--smollm2` adds a run of configs/smollm2.yaml, its figures under `smollm2_`, and `--code` the same
-run on other held-out prompts (a JSONL file), under `code_`. What limits a figure is told by the run's own size: steps, samples.
+run on other held-out prompts (a JSONL file), under `code_`. What limits a figure is told by the run's own size: how much of the
+target's own text it saw in how many steps, how large the drafter is, how long the training took.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from benchmarks.report import ROOT, benchmark_parser, publish
 from dflash.checkpoint import load_drafter
+from dflash.data.pointer import read_data_pointer
+from dflash.data.prepare import load_data
 from dflash.errors import CheckpointError, DflashError, RunStateError, SchemaVersionError
 from dflash.evaluate.candidates import drafter_candidate
 from dflash.evaluate.hardware import describe_machine
@@ -25,7 +28,8 @@ from dflash.records import RivalTable, RunPaths
 from dflash.stages.evaluate import open_bench
 from dflash.stages.export import newest_checkpoint
 from dflash.stages.rivals import with_baselines
-from dflash.stages.run import list_runs, reopen_run
+from dflash.stages.run import Run, list_runs, reopen_run
+from dflash.train.follow import LogFollower
 
 NAME = "acceptance"
 QUICK_PROMPTS = 8
@@ -105,7 +109,22 @@ def _measured(folder: Path, arguments: argparse.Namespace, *, overrides: tuple[s
     table = rival_table(judged, others, evaluate=settings, machine=describe_machine())
     if not arguments.json:
         print("\n".join(["", *rival_lines(table), ""]))
-    return _figures(judged, table)
+    return _figures(judged, table) | _size(run, drafter)
+
+
+def _size(run: Run, drafter: Drafter) -> dict[str, Any]:
+    """What was trained, on how much, for how long."""
+    pointer = read_data_pointer(run.paths)
+    manifest = load_data(pointer.location, fingerprint=pointer.fingerprint, verify="sizes").manifest
+    log = LogFollower(run.paths.log)
+    log.poll()
+    return {
+        "trained_samples": manifest.samples,
+        "trained_supervised_tokens": manifest.supervised_tokens,
+        "trained_epochs": run.config.train.epochs,
+        "train_time_s": log.train_time_s(),
+        "drafter_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+    }
 
 
 def _figures(judged: Evaluation, table: RivalTable) -> dict[str, Any]:
