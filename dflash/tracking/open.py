@@ -70,7 +70,8 @@ def open_tracker(
         if earlier.segment == segment:
             state = earlier
         else:  # the log goes on where the earlier segment ended
-            state = replace(state, log_offset_bytes=earlier.log_offset_bytes)
+            begins = earlier.log_offset_bytes
+            state = replace(state, log_offset_bytes=begins, segment_offset_bytes=begins)
             tags[TAG_PARENT_RUN] = earlier.run_id
     return MlflowTracker(
         lambda: Store(uri, experiment=experiment, artifact_root=artifact_root),

@@ -25,6 +25,7 @@ class TrackingState:
         log_offset_bytes: everything before it in the training log is in the store.
         last_step: highest optimizer step known to be in the store, -1 for none.
         sending: records behind the offset were being sent; some of them may be in the store.
+        segment_offset_bytes: where the segment begins in the log; a run that was deleted gets it again from there.
 
     """
 
@@ -35,6 +36,7 @@ class TrackingState:
     log_offset_bytes: int
     last_step: int
     sending: bool
+    segment_offset_bytes: int = 0
     schema_version: int = TRACKING_SCHEMA_VERSION
 
 

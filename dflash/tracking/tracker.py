@@ -241,7 +241,7 @@ class MlflowTracker:
         status = store.continue_run(state.run_id) if state.run_id else None
         self.ended_as = _ENDS.get(status, self.ended_as)
         if status is None:
-            offset_bytes = 0 if state.run_id else state.log_offset_bytes  # a run that was deleted gets the whole log again
+            offset_bytes = state.segment_offset_bytes if state.run_id else state.log_offset_bytes  # a deleted run gets all again
             run_id = self._left_behind(store) or store.begin_run(name=self._run_name, tags=self._tags)
             state = replace(state, run_id=run_id, log_offset_bytes=offset_bytes, last_step=NO_STEP, sending=False)
         elif state.sending:

@@ -133,3 +133,18 @@ def test_another_store_gets_every_segment_too(run: Run, monkeypatch: pytest.Monk
     for store in stores:
         assert [each["name"] for each in store.runs.values()] == ["demo-001.s0", "demo-001.s1"]
         assert [store.steps(run_id) for run_id in store.runs] == [list(range(6)), list(range(3, 7))]
+
+
+def test_a_segment_whose_run_was_deleted_gets_its_own_steps_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: store.connect())
+    before = [line_of(step_record(step)) for step in range(6)]
+    after = [line_of(step_record(step, segment=1)) for step in range(3, 7)]
+    run.paths.log.write_bytes(b"".join([*before, line_of(BACK), *after]))
+    forward(run, store)
+    del store.runs["run1"]
+    store.runs["somebody's"] = store.runs["run0"]  # ids are counted: the new one must not get an old one's
+    with run.paths.log.open("ab") as log:
+        log.write(line_of(step_record(7, segment=1)))
+    forward(run, store)
+    assert store.steps("run2") == list(range(3, 8))
