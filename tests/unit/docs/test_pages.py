@@ -139,6 +139,18 @@ def test_the_table_of_the_readme_is_what_the_demo_was_measured_to_give() -> None
     assert all(len(line) <= WIDTH for line in table.splitlines())
 
 
+def test_what_the_readme_says_of_a_real_target_was_measured() -> None:
+    (text,) = re.findall(r"## A real target\n(.*?)\n## ", text_of(ROOT / "README.md"), flags=re.DOTALL)
+    figures = json.loads(text_of(ROOT / "benchmarks/results/acceptance.json"))["figures"]
+    for run in ("smollm2", "code"):
+        low, high = figures[f"{run}_ci"]
+        assert f"{figures[f'{run}_acceptance_length']:.2f} (95 % interval {low:.2f} to {high:.2f})" in text
+    assert f"{figures['smollm2_speedup']:.2f} times as fast" in text
+    assert f"{figures['smollm2_trained_supervised_tokens']:,} tokens" in text
+    assert f"{figures['smollm2_train_time_s'] / 60:.0f} minutes of training" in text
+    assert f"{figures['smollm2_drafter_parameters'] / 1e6:.1f} M parameters" in text
+
+
 def test_scripts_that_the_pages_call_exist() -> None:
     for page in (*PAGES, ROOT / "README.md", ROOT / "infra/README.md"):
         for module in re.findall(r"python -m ((?:benchmarks|flows)[\w.]*)", text_of(page)):
