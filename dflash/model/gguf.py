@@ -27,6 +27,8 @@ __all__ = ["convert_once", "gguf_to_hf"]
 
 logger = logging.getLogger(__name__)
 
+DOWNLOAD_AGAIN = "download it again and compare its SHA-256"
+
 FloatArray = npt.NDArray[np.float32]
 
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -103,9 +105,7 @@ def convert_once(gguf_file: Path, folder: Path) -> None:
                 remedy="make the cache folder writable, or name another one in XDG_CACHE_HOME",
             ) from error
     except Exception as error:  # of any kind: the values, like the header, are believed until something does not work
-        raise TargetError(
-            f"{gguf_file} cannot be converted: {type(error).__name__}: {error}", remedy="download it again and compare its SHA-256"
-        ) from error
+        raise TargetError(f"{gguf_file} cannot be converted: {type(error).__name__}: {error}", remedy=DOWNLOAD_AGAIN) from error
 
 
 def undo_rotary_permutation(weight: FloatArray, *, heads: int) -> FloatArray:
@@ -134,15 +134,18 @@ def _open(gguf_file: Path) -> Any:
         def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
             found = super()._get(offset, dtype, count, **order)
             if len(found) < count:
-                raise ValueError(f"its header names {count} values at byte {offset}, the file ends before")
+                raise TargetError(
+                    f"{gguf_file} is not a complete GGUF file: its header names {count} values at byte {offset}, and it ends before",
+                    remedy=DOWNLOAD_AGAIN,
+                )
             return found
 
     try:
         return BoundedReader(gguf_file)
+    except TargetError:
+        raise
     except Exception as error:  # of any kind: the library believes the header until something does not work
-        raise TargetError(
-            f"{gguf_file} is not a complete GGUF file: {error}", remedy="download it again and compare its SHA-256"
-        ) from error
+        raise TargetError(f"{gguf_file} is not a complete GGUF file: {error}", remedy=DOWNLOAD_AGAIN) from error
 
 
 def _metadata(reader: Any, origin: Path) -> dict[str, Any]:
