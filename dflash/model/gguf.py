@@ -135,7 +135,7 @@ def _open(gguf_file: Path) -> Any:
             found = super()._get(offset, dtype, count, **order)
             if len(found) < count:
                 raise TargetError(
-                    f"{gguf_file} is not a complete GGUF file: its header names {count} values at byte {offset}, and it ends before",
+                    f"{gguf_file} is not a complete GGUF file: its header names {count} values at byte {offset}, it ends before",
                     remedy=DOWNLOAD_AGAIN,
                 )
             return found
