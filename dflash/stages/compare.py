@@ -15,7 +15,6 @@ from dflash.compare.view import view_run
 from dflash.stages.run import reopen_run
 from dflash.stages.tracking import close_again, tracker_of
 from dflash.storage import atomic_write_text
-from dflash.train.runs import run_is_live
 
 FOLDER = "comparisons"
 PAGE_FILE = "comparison.html"
@@ -78,7 +77,4 @@ def _track(run_dir: Path, comparison: Comparison, files: Sequence[Path], names: 
         step = len(comparison.runs[-1].curves.loss)
         tracker.log_metrics({"compare/acceptance_difference": against.difference}, step=step)
         tracker.set_tags({"compared_with": comparison.runs[0].name, "compare_verdict": against.word})
-    if tracker.ended_as is None and not run.paths.summary.exists() and not run_is_live(run.paths):
-        tracker.finish("KILLED")  # opened for this page alone, or left open by a training that was killed
-    else:
-        close_again(run, tracker)
+    close_again(run, tracker, otherwise="KILLED")  # opened for this page alone, or left open by a training that was killed

@@ -15,7 +15,7 @@ from dflash.config import flat_params
 from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import PreparedData, load_data, read_preview
 from dflash.stages.run import Run
-from dflash.tracking import LogForwarder, Tracker, load_state, open_tracker, redact_text, store_uri
+from dflash.tracking import LogForwarder, RunStatus, Tracker, load_state, open_tracker, redact_text, store_uri
 from dflash.tracking.names import TAG_ABANDONED_FOR, TAG_ROLLED_BACK_TO
 from dflash.train.runs import run_is_live
 
@@ -32,9 +32,15 @@ def tracker_of(run: Run) -> Tracker:
     return _open(run, state.segment if known else 0, {})
 
 
-def close_again(run: Run, tracker: Tracker) -> None:
-    """Leave the MLflow run as it was: whoever adds something to an ended run opens it, and nobody else would close it."""
-    status = "FINISHED" if run.paths.summary.exists() else tracker.ended_as
+def close_again(run: Run, tracker: Tracker, *, otherwise: RunStatus | None = None) -> None:
+    """Leave the MLflow run as it was: whoever adds something to an ended run opens it, and nobody else would close it.
+
+    Args:
+        run: one that is being trained is left to its training.
+        tracker: its tracker, which has added something.
+        otherwise: status of a run that had not ended; None leaves it open.
+    """
+    status = "FINISHED" if run.paths.summary.exists() else tracker.ended_as or otherwise
     if status is not None and not run_is_live(run.paths):
         tracker.finish(status)
 

@@ -7,13 +7,14 @@ from dflash.tracking.open import open_tracker, store_uri
 from dflash.tracking.redact import redact_text
 from dflash.tracking.registry import Registry, Version
 from dflash.tracking.state import load_state
-from dflash.tracking.tracker import MlflowTracker, NullTracker, Tracker
+from dflash.tracking.tracker import MlflowTracker, NullTracker, RunStatus, Tracker
 
 __all__ = [
     "LogForwarder",
     "MlflowTracker",
     "NullTracker",
     "Registry",
+    "RunStatus",
     "Tracker",
     "Version",
     "evaluation_metrics",

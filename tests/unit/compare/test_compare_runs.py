@@ -68,8 +68,7 @@ def test_a_comparison_does_not_leave_a_run_open_that_nobody_trains(
 ) -> None:
     store = FakeStore()
     monkeypatch.setattr("dflash.tracking.open.Store", lambda *_arguments, **_named: store.connect())
-    for module in ("compare", "tracking"):
-        monkeypatch.setattr(f"dflash.stages.{module}.run_is_live", lambda _paths: live)
+    monkeypatch.setattr("dflash.stages.tracking.run_is_live", lambda _paths: live)
     for name in ("a-001", "b-001"):
         write_run(tmp_path / name, LOG, answers=answers(2), overrides=["tracking.enabled=true", f"run.root={tmp_path}"])
     compare_stage([tmp_path / "a-001", tmp_path / "b-001"], output=None, track=True)
