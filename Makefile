@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes, about 2.6 GB)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check 'torch==2.13.0'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the main job, end to end, on this machine (a few minutes)
@@ -93,10 +93,10 @@ bench-peers: .venv-peers/.installed ## environment of the peers that benchmarks 
 # Their wheels alone: the full requirements bring serving engines that no benchmark needs.
 .venv-peers/.installed: Makefile
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check 'transformers==5.8.1' 'datasets==5.1.0' \
+	.venv-peers/bin/python -m pip install -qq --disable-pip-version-check 'torch==2.13.0'
+	.venv-peers/bin/python -m pip install -qq --disable-pip-version-check 'transformers==5.8.1' 'datasets==5.1.0' \
 		'hs-connectors==0.9.0' 'loguru==0.7.3' 'openai>=2' 'pydantic-settings>=2' psutil
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'specforge==0.2.0' 'speculators==0.9.0'
+	.venv-peers/bin/python -m pip install -qq --disable-pip-version-check --no-deps 'specforge==0.2.0' 'speculators==0.9.0'
 	@touch $@
 
 lock: $(STAMP) ## rewrite constraints.txt, requirements.lock (hashes) and docs/licences.md from the environment
