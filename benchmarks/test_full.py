@@ -7,7 +7,6 @@ only if the code, what tests share, or the part itself has changed. The stored r
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 import os
@@ -110,7 +109,7 @@ def run_part(root: Path, part: str, *, work: Path, scale: Mapping[str, str]) -> 
     """Run one part to its end.
 
     Returns:
-        Its name, exit code, counts, the names of failed tests, seconds; its output is beside, in a file.
+        Its name, exit code, counts, the names of failed tests, seconds, Unix time of the end; its output is beside, in a file.
     """
     stem = part.replace("/", "-").removesuffix(".py")
     xml, output = work / f"{stem}.xml", work / f"{stem}.txt"
@@ -120,10 +119,9 @@ def run_part(root: Path, part: str, *, work: Path, scale: Mapping[str, str]) -> 
     began = time.monotonic()
     with output.open("wb") as file:
         code = subprocess.run(command, cwd=root, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    seconds = time.monotonic() - began
+    ended_at, seconds = time.time(), time.monotonic() - began
     counts, failed = read_junit(xml) if xml.is_file() else (dict.fromkeys(COUNTS, 0), [])
-    day = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    return {"part": part, "ok": code == 0, "code": code, "day": day, "seconds": seconds, "failed": failed, **counts}
+    return {"part": part, "ok": code == 0, "code": code, "ended_at": ended_at, "seconds": seconds, "failed": failed, **counts}
 
 
 def read_junit(file: Path) -> tuple[dict[str, int], list[str]]:
@@ -150,9 +148,19 @@ def figures(rows: Iterable[Mapping[str, Any]], *, revision: str, of: int) -> dic
         "passed": total["tests"] - total["failures"] - total["errors"] - total["skipped"],
         "skipped": total["skipped"],
         "failed": ", ".join(failed) or "none",
+        "wall_minutes": round(covered_s((row["ended_at"] - row["seconds"], row["ended_at"]) for row in rows) / 60, 1),
         "process_minutes": round(sum(row["seconds"] for row in rows) / 60, 1),
         "each": each,
     }
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans (begin, end) lasted: pauses between interrupted runs do not count."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
 
 
 def part_key(root: Path, part: str) -> str:

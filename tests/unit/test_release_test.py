@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.test_full import figures, parts, release_test
+from benchmarks.test_full import covered_s, figures, parts, release_test
 
 PASSES = "import os\n\n\ndef test_scale() -> None:\n    assert os.environ['DFLASH_FULL'] == '1'\n"
 FAILS = "def test_good() -> None:\n    pass\n\n\ndef test_bad() -> None:\n    raise AssertionError\n"
@@ -48,3 +48,8 @@ def test_what_passed_is_kept_and_what_failed_is_named_and_run_again(tmp_path: Pa
     (root / "dflash" / "code.py").write_text("")
     assert run()["failed"] == "none"
     assert (work / "parts.jsonl").read_text().count("test_whole") == 2, "the code has changed: everything runs again"
+
+
+def test_wall_time_is_that_in_which_something_ran() -> None:
+    assert covered_s([]) == 0
+    assert covered_s([(5.0, 7.0), (0.0, 4.0), (1.0, 2.0), (3.0, 4.5)]) == 4.5 + 2.0
