@@ -5,6 +5,17 @@ cd "$ROOT" || exit 1
 
 BIN="${DFLASH_BIN:-$ROOT/.venv/bin}"
 STATE="${DFLASH_LOCAL_DIR:-$ROOT/.local}"
+# What `up` was told last time holds until it is told otherwise (an empty value takes it back): a stack that somebody brings back at
+# night, in a new shell, is the stack that went down, and not another one with empty databases beside it.
+REMEMBERED=(DFLASH_LOCAL_POSTGRES DFLASH_LOCAL_S3 DFLASH_LOCAL_AUTH DFLASH_HEALTH_SERVED DFLASH_PREFECT_PORT DFLASH_MLFLOW_PORT
+  DFLASH_POSTGRES_PORT DFLASH_S3_PORT DFLASH_RUNS_DIR DFLASH_MLFLOW_STORE)
+RECALLED=()
+for setting in "${REMEMBERED[@]}"; do
+  if [[ ! -v "$setting" && -f "$STATE/settings" ]] && line="$(grep -m 1 "^$setting=" "$STATE/settings")"; then
+    export "${line?}"
+    RECALLED+=("$setting")
+  fi
+done
 PREFECT_PORT="${DFLASH_PREFECT_PORT:-4200}"
 MLFLOW_PORT="${DFLASH_MLFLOW_PORT:-5000}"
 RUNS="${DFLASH_RUNS_DIR:-$ROOT/runs}"
@@ -49,4 +60,23 @@ end_left_behind() { # end_left_behind NAME: so that a server which was killed ca
   while [[ -n "$(left_behind "$1")" && $SECONDS -lt $deadline ]]; do sleep 0.1; done
   mapfile -t pids < <(left_behind "$1")
   if [[ ${#pids[@]} -gt 0 ]]; then kill -KILL "${pids[@]}" 2>/dev/null || true; fi
+}
+
+abandoned() { # abandoned WORKER: flow runs that have outlived the worker that started them, without what they have started themselves
+  local pids pid parent own
+  own="$(pid_of "$1")"
+  mapfile -t pids < <(grep -lzxF "$(mark_of "$1")" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3)
+  for pid in "${pids[@]}"; do
+    parent="$(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null | awk '$1 != "Z" { print $2 }')"
+    if [[ -n "$parent" && "$pid" != "$own" && " ${pids[*]} " != *" $parent "* ]]; then echo "$pid"; fi
+  done
+}
+
+end_abandoned() { # end_abandoned WORKER: asks them to stop and save, as infra/services/end-flow-runs does with the others
+  local pids deadline=$((SECONDS + 60))
+  mapfile -t pids < <(abandoned "$1")
+  if [[ ${#pids[@]} -eq 0 ]]; then return; fi
+  echo "asking what an earlier $1 has left (${pids[*]}) to stop and save"
+  kill -TERM "${pids[@]}" 2>/dev/null || true
+  while [[ -n "$(abandoned "$1")" && $SECONDS -lt $deadline ]]; do sleep 0.3; done
 }

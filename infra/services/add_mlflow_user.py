@@ -11,12 +11,16 @@ import sys
 import httpx
 
 TIMEOUT_S = 30
+NEEDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 
 def add_user(server: str, *, admin: tuple[str, str], name: str, password: str) -> str | None:
     """Make an account on an MLflow server with basic auth; returns None, or why the server refused."""
     wanted = {"username": name, "password": password}
-    answer = httpx.post(f"{server}/api/2.0/mlflow/users/create", json=wanted, auth=admin, timeout=TIMEOUT_S)
+    try:
+        answer = httpx.post(f"{server}/api/2.0/mlflow/users/create", json=wanted, auth=admin, timeout=TIMEOUT_S)
+    except httpx.TransportError as error:
+        return f"{server} does not answer ({error})"
     if answer.is_success:
         return None
     is_json = answer.headers.get("content-type", "").startswith("application/json")
@@ -28,6 +32,10 @@ def main() -> int:
     """Command line; returns the exit code."""
     if len(sys.argv) != 2:
         print(f"usage: {sys.argv[0]} NAME  (the password on standard input)", file=sys.stderr)
+        return 2
+    missing = [name for name in NEEDED if not os.environ.get(name)]
+    if missing:
+        print(f"{', '.join(missing)}: load the client.env that infra/make-secrets wrote", file=sys.stderr)
         return 2
     admin = (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"])
     password = sys.stdin.readline().rstrip("\n")

@@ -20,6 +20,7 @@ import torch
 from infra.host.p2p_check import check_copies, pattern, wrong_bytes
 from infra.host.p2p_check import main as p2p_main
 from infra.services.add_mlflow_user import add_user
+from infra.services.add_mlflow_user import main as add_user_main
 from infra.services.make_buckets import make_buckets
 from tests.support.s3_server import BUCKET, point_to, s3_server
 
@@ -90,6 +91,11 @@ def test_a_flow_run_that_will_not_end_is_left_to_the_caller_after_the_limit() ->
         family.end()
 
 
+def test_a_worker_that_died_by_itself_has_no_pid_and_nobody_elses_children_are_asked() -> None:
+    done = subprocess.run([SERVICES / "end-flow-runs", "", "60"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 @pytest.fixture
 def mlflow(tmp_path: Path) -> Path:
     """A folder with a `mlflow` that only says how it was called."""
@@ -127,6 +133,13 @@ def test_mlflow_without_a_password_has_no_auth_and_half_an_auth_is_refused(mlflo
     half = start_mlflow(mlflow, MLFLOW_AUTH_ADMIN_PASSWORD="hidden-and-longer")
     assert half.returncode != 0
     assert "needed by basic auth" in half.stderr
+
+
+def test_a_unit_without_an_s3_store_keeps_artifacts_in_a_folder(mlflow: Path) -> None:
+    bucket = "s3://dflash-mlflow"
+    for said, kept in (("", bucket), ("/var/lib/dflash-mlflow/artifacts", "/var/lib/dflash-mlflow/artifacts")):
+        start_mlflow(mlflow, MLFLOW_ARTIFACTS_DESTINATION=bucket, DFLASH_MLFLOW_ARTIFACTS=said)
+        assert f"MLFLOW_ARTIFACTS_DESTINATION={kept}\n" in (mlflow / "mlflow.env").read_text(encoding="utf-8")
 
 
 class _Mlflow(BaseHTTPRequestHandler):
@@ -169,6 +182,17 @@ def test_a_further_account_is_asked_for_as_the_administrator(accounts: str) -> N
 def test_a_refusal_is_one_line_without_the_servers_inside(accounts: str) -> None:
     _Mlflow.answer = (400, {"message": "User exists\n[parameters: {'password_hash': 'scrypt:...'}]"})
     assert add_user(accounts, admin=("boss", "secret"), name="ada", password="long-enough-one") == "User exists"
+
+
+def test_no_server_and_no_variables_are_said_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = add_user("http://127.0.0.1:9", admin=("boss", "secret"), name="ada", password="long-enough-one")
+    assert said is not None
+    assert said.startswith("http://127.0.0.1:9 does not answer")
+    monkeypatch.setattr(sys, "argv", ["add_mlflow_user.py", "ada"])
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    assert add_user_main() == 2
+    assert "client.env" in capsys.readouterr().err
 
 
 def test_buckets_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +260,33 @@ def test_a_service_carries_the_mark_by_which_what_it_leaves_is_known(tmp_path: P
     assert f"DFLASH_LOCAL_SERVICE={tmp_path}/local/prefect-server" in (tmp_path / "prefect.env").read_text().splitlines()
 
 
+def told(folder: Path, **environment: str) -> list[str]:
+    """What `up` would go by in this environment: passwords or none, and Prefect's port."""
+    script = f'source {ROOT}/infra/local/common.sh; echo "${{DFLASH_LOCAL_AUTH:-}}"; echo "$PREFECT_PORT"'
+    env = {"PATH": "/usr/bin:/bin", "DFLASH_LOCAL_DIR": str(folder)} | environment
+    return subprocess.run(["bash", "-euc", script], env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_stack_that_is_brought_back_in_a_new_shell_is_the_one_that_went_down(tmp_path: Path) -> None:
+    fake, folder = tmp_path / "prefect", tmp_path / "local"
+    fake.write_text("#!/bin/sh\n", encoding="utf-8")
+    fake.chmod(0o755)
+    places = {"PATH": "/usr/bin:/bin", "DFLASH_LOCAL_DIR": str(folder), "DFLASH_BIN": str(tmp_path)}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = str(other.getsockname()[1])
+        asked = dict.fromkeys(("DFLASH_PREFECT_PORT", "DFLASH_MLFLOW_PORT"), port) | {"DFLASH_LOCAL_AUTH": "1"}
+        asked["DFLASH_RUNS_DIR"] = str(tmp_path / "runs")
+        first = subprocess.run([ROOT / "infra/local/up"], env=places | asked, capture_output=True, text=True, check=False)
+        again = subprocess.run([ROOT / "infra/local/up"], env=places, capture_output=True, text=True, check=False)
+    assert "as last time" not in first.stdout
+    assert "DFLASH_LOCAL_AUTH DFLASH_PREFECT_PORT DFLASH_MLFLOW_PORT DFLASH_RUNS_DIR" in again.stdout
+    assert (folder / "settings").stat().st_mode & 0o777 == 0o600, "an address may hold a password"
+    assert told(folder) == ["1", port]
+    assert told(folder, DFLASH_LOCAL_AUTH="", DFLASH_PREFECT_PORT="4299") == ["", "4299"]
+    assert told(tmp_path / "another") == ["", "4200"]
+
+
 def alive(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
@@ -261,8 +312,28 @@ def test_what_a_killed_server_has_left_is_ended_and_a_training_or_a_strangers_pr
         family.end()
 
 
+def test_stopping_also_asks_what_a_dead_worker_has_left_to_stop_and_save(tmp_path: Path) -> None:
+    family = Family([OBEDIENT, str(tmp_path / "saved")], DFLASH_LOCAL_SERVICE=f"{tmp_path}/worker-train")
+    try:
+        (tmp_path / "worker-train.pid").write_text(f"{family.parent.pid} {start_of(family.parent.pid)}\n")
+        shared_function("end_abandoned worker-train", tmp_path)
+        assert all(map(alive, family.children)), "its worker lives: end-flow-runs asks it"
+        family.parent.kill()
+        family.parent.wait()
+        env = os.environ | {"DFLASH_LOCAL_DIR": str(tmp_path)}
+        said = subprocess.run([ROOT / "infra/local/down"], env=env, capture_output=True, text=True, check=True).stdout
+        assert f"({family.children[0]}) to stop and save" in said
+        assert (tmp_path / "saved").read_text(encoding="utf-8") == "saved"
+    finally:
+        family.end()
+
+
 def end_left_behind(name: str, folder: Path) -> None:
-    script = f"source {ROOT}/infra/local/common.sh; end_left_behind {name}"
+    shared_function(f"end_left_behind {name}", folder)
+
+
+def shared_function(call: str, folder: Path) -> None:
+    script = f"source {ROOT}/infra/local/common.sh; {call}"
     subprocess.run(["bash", "-euc", script], env=os.environ | {"DFLASH_LOCAL_DIR": str(folder)}, capture_output=True, check=True)
 
 

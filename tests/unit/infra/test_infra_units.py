@@ -77,7 +77,9 @@ def test_a_worker_ends_its_flow_runs_before_itself_and_signals_no_rank(name: str
     unit = settings(name)
     (stop,) = unit["ExecStop"]
     assert stop.split()[0].endswith("infra/services/end-flow-runs")
-    assert stop.split()[1] == "$MAINPID"
+    assert stop.split()[1] == "${MAINPID}", (
+        "always one word: empty when the worker died by itself, and no other number in its place"
+    )
     assert unit["KillMode"] == ["mixed"], "the first SIGTERM goes to the worker alone"
     assert unit["KillSignal"] == ["SIGTERM"]
     waits_s = int(stop.split()[2])
@@ -110,13 +112,22 @@ def test_servers_run_as_nobody_in_particular_on_loopback(name: str) -> None:
     assert unit["ExecStartPost"][0].split()[0].endswith("await-http"), "started means answering"
 
 
+def test_no_unit_relies_on_an_s3_store_that_no_unit_is() -> None:
+    settings_of_mlflow = settings("dflash-mlflow.service")
+    assert "DFLASH_MLFLOW_ARTIFACTS=/var/lib/dflash-mlflow/artifacts" in settings_of_mlflow["Environment"]
+    assert settings_of_mlflow["StateDirectory"] == ["dflash-mlflow"]
+    for name in WORKERS:
+        files = settings(name)["EnvironmentFile"]
+        assert files.index("-/etc/dflash/s3.env") > files.index("/etc/dflash/client.env"), "the later one wins"
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_no_secret_stands_in_a_unit_or_on_a_command_line(name: str) -> None:
     unit = settings(name)
     for line in [*unit["Environment"], *unit["ExecStart"], *unit["ExecStartPost"]]:
         assert not re.search(r"PASSWORD|SECRET|AUTH_STRING|://[^ ]*@", line), line
     for file in unit["EnvironmentFile"]:
-        expected = "server.env" if name in (*SERVERS, "dflash-backup.service") else ("client.env", "gpu.env")
+        expected = "server.env" if name in (*SERVERS, "dflash-backup.service") else ("client.env", "gpu.env", "s3.env")
         assert file.removeprefix("-").endswith(expected), "workers never see the databases' passwords"
 
 
