@@ -6,6 +6,7 @@ meets it. `assert` is kept for invariants of our own code; anything that input c
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 EXIT_OK = 0
@@ -18,6 +19,7 @@ EXIT_NONFINITE = 23  # too many non-finite updates in a row
 EXIT_INTERRUPTED = 24  # the trainer was asked to stop and saved its state first
 EXIT_TRAINER_CRASHED = 25  # the trainer died more often than it may be started again
 EXIT_NOT_LOSSLESS = 26  # speculative decoding returned other tokens than plain decoding
+EXIT_SIGINT = 130  # Ctrl-C, as shells count it
 
 
 class DflashError(Exception):
@@ -136,3 +138,18 @@ class TrainerCrashedError(DflashError):
     """The trainer process died and may not be started again."""
 
     exit_code = EXIT_TRAINER_CRASHED
+
+
+_NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def as_storage_error(error: OSError) -> StorageError | None:
+    """What the operating system refused where no finer error was at hand, with a remedy: a command's last resort.
+
+    Returns:
+        The error to tell; None if it names no file and tells of no disk, so that it may be a fault of the program.
+    """
+    if error.filename is None and error.errno not in _NO_FAULT_OF_OURS:
+        return None
+    place = "a file" if error.filename is None else error.filename
+    return StorageError(f"cannot use {place}: {error.strerror}", remedy="check the path, its permissions, and the room on its disk")

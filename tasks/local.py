@@ -19,12 +19,11 @@ from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from dflash.errors import EXIT_OK, EXIT_USER_ERROR, DflashError, ServerError
+from dflash.errors import EXIT_OK, EXIT_SIGINT, EXIT_USER_ERROR, DflashError, ServerError, as_storage_error
 from dflash.evaluate.text import OneRecord, terminal_text
 from tasks.patience import OWN_SERVER_VARIABLE
 from tasks.server import answers, temporary_server
 
-EXIT_SIGINT = 130
 QUIET_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
@@ -43,9 +42,12 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
         check()
         with _server():
             body()
-    except (DflashError, ParameterTypeError) as error:
-        print(f"error: {terminal_text(str(error))}", file=sys.stderr)
-        return error.exit_code if isinstance(error, DflashError) else EXIT_USER_ERROR
+    except (DflashError, ParameterTypeError, OSError) as error:
+        known = as_storage_error(error) if isinstance(error, OSError) else error
+        if known is None:
+            raise
+        print(f"error: {terminal_text(str(known))}", file=sys.stderr)
+        return known.exit_code if isinstance(known, DflashError) else EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         return EXIT_SIGINT

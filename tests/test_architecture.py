@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "stages": MIDDLE | {"compare"},
     "drill": MIDDLE,
     "cli": MIDDLE | {"compare", "demo", "stages"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "errors"},
 }
 # Defined here and used by nobody here: called by Python or Prefect, or the shape in which tests and benchmarks use a part.
 CALLED_FROM_OUTSIDE = {

@@ -1,7 +1,7 @@
 """The command line: the same functions as the Prefect tasks, without a server.
 
 Exit codes: 0 ok, 1 user error, 2 usage, 3 watch, 4 unhealthy, 5 blind, 21 halted, 23 too many non-finite updates,
-24 stopped on request, 25 trainer crashed, 26 not lossless.
+24 stopped on request, 25 trainer crashed, 26 not lossless, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dflash.cli import (
     train_commands,
 )
 from dflash.cli.output import configure_logging
-from dflash.errors import EXIT_OK, DflashError
+from dflash.errors import EXIT_OK, EXIT_SIGINT, DflashError, as_storage_error
 from dflash.evaluate.text import terminal_text, to_nowhere
 
 COMMANDS = (
@@ -84,11 +84,23 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     try:
         code: int = arguments.run(arguments)
     except DflashError as error:
-        if arguments.json:
-            print(json.dumps({"error": type(error).__name__, "what": error.what, "remedy": error.remedy}))
-        print(f"error: {terminal_text(str(error))}", file=sys.stderr)
-        return error.exit_code
+        return _told(arguments, error)
     except BrokenPipeError:  # the reader has seen enough of something that is printed piece by piece
         to_nowhere(sys.stdout)
         return EXIT_OK
+    except OSError as error:
+        known = as_storage_error(error)
+        if known is None:
+            raise
+        return _told(arguments, known)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again", file=sys.stderr)
+        return EXIT_SIGINT
     return code
+
+
+def _told(arguments: argparse.Namespace, error: DflashError) -> int:
+    if arguments.json:
+        print(json.dumps({"error": type(error).__name__, "what": error.what, "remedy": error.remedy}))
+    print(f"error: {terminal_text(str(error))}", file=sys.stderr)
+    return error.exit_code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from dflash.config import Config, load_config
 
 Command = Callable[[argparse.Namespace], int]
+
+LEAST_WAIT_S = 0.01
 
 
 def add_group(groups: Any, name: str, summary: str) -> Any:
@@ -36,6 +40,21 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """An existing run's folder."""
     parser.add_argument("run_dir", type=Path, help="a run's folder, e.g. runs/demo-001")
+
+
+def seconds(text: str) -> float:
+    """A waiting time on the command line, at least a hundredth of a second.
+
+    Raises:
+        ArgumentTypeError: it is no such number.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not LEAST_WAIT_S <= value <= threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait: give seconds, e.g. 5")
+    return value
 
 
 def read_config(arguments: argparse.Namespace) -> Config:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dflash.cli.arguments import add_command
+from dflash.cli.arguments import add_command, seconds
 from dflash.cli.health_any import HealthJudge, HealthOptions, Judged, open_judge
 from dflash.cli.output import emit
 from dflash.errors import EXIT_BLIND, EXIT_OK, EXIT_UNHEALTHY, EXIT_WATCH, ConfigError
@@ -37,7 +37,7 @@ def register(groups: Any) -> None:
         "trainer_state.json, metric history or golden values",
     )
     parser.add_argument("--watch", action="store_true", help="go on looking until the run ends; print when something changes")
-    parser.add_argument("--interval", type=float, default=WATCH_INTERVAL_S, metavar="SECONDS", help="how often --watch looks")
+    parser.add_argument("--interval", type=seconds, default=WATCH_INTERVAL_S, metavar="SECONDS", help="how often --watch looks")
     parser.add_argument("--since-step", type=int, metavar="N", help="leave out what lies wholly before this step")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the page with pictures, one self-contained file")
     parser.add_argument("--explain", metavar="FINDING", help="show one finding in full: its number, or a detector's name")

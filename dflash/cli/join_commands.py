@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dflash.cli.arguments import add_command, add_run_dir
+from dflash.cli.arguments import add_command, add_run_dir, seconds
 from dflash.cli.output import emit
 from dflash.config import load_config
 from dflash.errors import EXIT_OK
@@ -20,7 +20,7 @@ def register(groups: Any) -> None:
     add_run_dir(parser)
     parser.add_argument("--node", type=int, required=True, help="number of this machine, from 1 to cluster.nodes - 1")
     parser.add_argument(
-        "--patience", dest="patience_s", type=float, default=PATIENCE_S, help="seconds that the supervisor may be silent"
+        "--patience", dest="patience_s", type=seconds, default=PATIENCE_S, help="seconds that the supervisor may be silent"
     )
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dflash.config import flat_params
+from dflash.config import flat_params, load_config
 from dflash.data.pointer import read_data_pointer
 from dflash.data.prepare import PreparedData, load_data, read_preview
 from dflash.stages.run import Run
@@ -65,7 +65,8 @@ def description_of(run: Run) -> Callable[[Tracker], None]:
 
     def describe(tracker: Tracker) -> None:
         data = data_set()
-        tracker.log_params(flat_params(run.config))
+        # What a single call measures otherwise is no parameter of the run, and MLflow refuses to change one.
+        tracker.log_params(flat_params(load_config(run.paths.config)))
         tracker.log_dataset(data.manifest, data.location, preview_html=read_preview(data))
 
     return describe

@@ -17,6 +17,7 @@ import torch
 
 from dflash.config import Config
 from dflash.data.reader import Batch
+from dflash.errors import DeviceError
 from dflash.model.backends import choose_attention
 from dflash.model.drafter import Drafter
 from dflash.model.head import FrozenHead
@@ -59,6 +60,7 @@ def measure(config: Config, *, lengths: int, repeats: int) -> Measured:
 
     Raises:
         TargetError, DrafterError: the models cannot be made.
+        DeviceError: the configuration asks for GPUs and there is none.
     """
     torch.set_num_threads(config.cluster.torch_threads)
     maker, stepper = _machinery(config)
@@ -81,6 +83,11 @@ def random_batch(shape: BatchShape, *, vocab_size: int, seed: int) -> Batch:
 
 def _machinery(config: Config) -> tuple[FeatureMaker, Stepper]:
     cuda = config.cluster.device == "cuda"
+    if cuda and not torch.cuda.device_count():
+        raise DeviceError(
+            "cluster.device is cuda, and this machine has no CUDA device to measure on",
+            remedy="measure on the machine that will train, or set cluster.device=cpu",
+        )
     target_device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     # The drafter's own device where there is one, so that the transfer between devices is measured too.
     drafter_device = torch.device("cuda", min(1, torch.cuda.device_count() - 1)) if cuda else target_device

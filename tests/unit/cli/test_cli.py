@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -158,3 +159,59 @@ def test_overrides_may_stand_behind_options_and_nothing_else_may(capsys: pytest.
         assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["compare", "runs/a", "--json", "train.lr=1"])
+
+
+def test_an_interrupted_command_tells_it_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash.cli.config_commands.read_config", interrupt)
+    assert main(["config", "show", "configs/demo.yaml"]) == errors.EXIT_SIGINT
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "interrupted; run the same command again\n")
+
+
+def test_a_folder_that_may_not_be_entered_is_told_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may enter every folder, so the refusal is made here, as the system makes it for others."""
+
+    def refuse(path: Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    for command in (
+        ["health"],
+        ["checkpoint", "list"],
+        ["checkpoint", "verify"],
+        ["evaluate"],
+        ["compare", "--reference"],
+        ["audit"],
+    ):
+        assert main([*command, str(tmp_path)]) == errors.EXIT_USER_ERROR
+        told = capsys.readouterr().err
+        assert told.startswith("error: ") and "Permission denied" in told and "\n  -> " in told
+
+
+def test_a_run_that_cannot_be_begun_where_it_should_is_told_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert main(["train", "configs/demo.yaml", f"run.root={tmp_path / 'file'}", "--json"]) == errors.EXIT_USER_ERROR
+    told = json.loads(capsys.readouterr().out)
+    assert told["error"] == "StorageError" and "Not a directory" in told["what"] and told["remedy"]
+
+
+def test_a_fault_of_the_program_is_not_taken_for_one_of_the_disk() -> None:
+    full = errors.as_storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert full is not None and "No space left on device" in full.what
+    assert errors.as_storage_error(ConnectionResetError(errno.ECONNRESET, "reset")) is None
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "nan", "inf", "soon"])
+@pytest.mark.parametrize("command", [["health", "x", "--watch", "--interval"], ["join", "x", "--node", "1", "--patience"]])
+def test_a_time_to_wait_is_one(command: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, text])
+    assert caught.value.code == 2
+    assert f"{text!r} is no time to wait" in capsys.readouterr().err

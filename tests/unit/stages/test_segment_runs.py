@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflash.config import dump_config, parse_config
+from dflash.config import dump_config, flat_params, parse_config
 from dflash.records import RunPaths
 from dflash.stages.run import Run, reopen_run
-from dflash.stages.tracking import forwarder_of
-from dflash.tracking import Tracker
+from dflash.stages.tracking import description_of, forwarder_of
+from dflash.tracking import NullTracker, Tracker
 from tests.unit.tracking.tracking_fakes import FakeStore, line_of, step_record
 
 BACK = {"kind": "event", "event": "rollback_end", "segment": 1, "step": 3, "details": {"target_step": 3, "rung": 1}}
@@ -148,3 +149,14 @@ def test_a_segment_whose_run_was_deleted_gets_its_own_steps_again(run: Run, monk
         log.write(line_of(step_record(7, segment=1)))
     forward(run, store)
     assert store.steps("run2") == list(range(3, 8))
+
+
+def test_what_one_call_sets_is_no_parameter_of_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow refuses to change a parameter, and `evaluate --baseline` would warn about it each time."""
+    told: list[Mapping[str, str]] = []
+    data = SimpleNamespace(manifest=None, location="", fingerprint="")
+    for name in ("read_data_pointer", "load_data", "read_preview"):
+        monkeypatch.setattr(f"dflash.stages.tracking.{name}", lambda *_, **__: data)
+    monkeypatch.setattr(NullTracker, "log_params", lambda _, params: told.append(params))
+    description_of(reopen_run(run.paths.root, overrides=["evaluate.baselines=[untrained]"]))(NullTracker())
+    assert told == [flat_params(run.config)]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash.errors import DeviceError
 from dflash.train.balance import ReplicaTimes, StageTime, advice, measured_times, splits, stage_shares
 from dflash.train.footprint import batch_shapes
 from dflash.train.measure import measure, random_batch
@@ -74,3 +75,11 @@ def test_the_measurement_times_both_sides_on_full_batches(tmp_path: Path) -> Non
     batch = random_batch(shapes[-1], vocab_size=7, seed=1)
     assert batch.input_ids.shape == (shapes[-1].sequences, shapes[-1].length_tokens)
     assert batch.input_ids.max() < 7 and batch.loss_mask.all()
+
+
+def test_gpus_are_not_measured_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    config = build_tiny_run(tmp_path).config
+    on_gpus = config.model_copy(update={"cluster": config.cluster.model_copy(update={"device": "cuda"})})
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        measure(on_gpus, lengths=2, repeats=2)
