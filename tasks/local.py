@@ -19,8 +19,9 @@ from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from dflash.config.credentials import hide_users
 from dflash.errors import EXIT_OK, EXIT_SIGINT, EXIT_USER_ERROR, DflashError, ServerError, as_storage_error
-from dflash.evaluate.text import OneRecord, terminal_text
+from dflash.evaluate.text import OneRecord, clean_library_records, terminal_text
 from tasks.patience import OWN_SERVER_VARIABLE
 from tasks.server import answers, temporary_server
 
@@ -43,8 +44,7 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
         with _server():
             body()
     except (DflashError, ParameterTypeError, OSError) as error:
-        known = as_storage_error(error) if isinstance(error, OSError) else error
-        if known is None:
+        if (known := as_storage_error(error) if isinstance(error, OSError) else error) is None:
             raise
         print(f"error: {terminal_text(str(known))}", file=sys.stderr)
         return known.exit_code if isinstance(known, DflashError) else EXIT_USER_ERROR
@@ -58,7 +58,7 @@ def run_program(body: Callable[[], object], *, check: Callable[[], object]) -> i
 def _server() -> Iterator[None]:
     api_url = os.environ.get("PREFECT_API_URL") or _local_server()
     if api_url is not None:
-        print(f"Prefect: {api_url.removesuffix('/api')}", flush=True)
+        print(f"Prefect: {hide_users(api_url).removesuffix('/api')}", flush=True)
         with temporary_settings({PREFECT_API_URL: api_url}):
             yield
         return
@@ -90,6 +90,7 @@ def _local_server() -> str | None:
 
 def plain_console() -> None:
     """Time and message only: 80 columns are enough, and Prefect's own comings and goings stay in its UI."""
+    clean_library_records()
     logging.getLogger("prefect").setLevel(logging.WARNING)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).propagate = False

@@ -12,6 +12,7 @@ import time
 
 from prefect.settings import get_current_settings
 
+from dflash.config.credentials import hide_users
 from tasks.server import health_status
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def await_server() -> bool:
     api_url = get_current_settings().api.url
     if api_url is None or is_there(api_url):
         return True
-    logger.warning("the Prefect server %s is away: waiting for it, to report how this flow run ended", api_url)
+    logger.warning("the Prefect server %s is away: waiting for it, to report how this flow run ended", hide_users(api_url))
     patience_s = OWN_SERVER_PATIENCE_S if api_url == os.environ.get(OWN_SERVER_VARIABLE) else PATIENCE_S
     until_s = time.monotonic() + patience_s
     while time.monotonic() < until_s:

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 
@@ -42,7 +43,7 @@ def health_status(api_url: str, *, timeout_s: float) -> int | None:
             return int(response.status)
     except HTTPError as error:
         return error.code
-    except (URLError, OSError, ValueError):
+    except (URLError, HTTPException, OSError, ValueError):
         return None
 
 

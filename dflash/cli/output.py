@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dflash.evaluate.text import OneRecord, clean_text, terminal_text, to_nowhere
+from dflash.evaluate.text import OneRecord, clean_library_records, clean_text, terminal_text, to_nowhere
 
 LINE_EVERY_S = 60.0
 """A line this often at least where lines are not rewritten."""
@@ -87,6 +87,7 @@ def duration(seconds: float) -> str:
 
 def configure_logging(verbose: bool) -> None:
     """Send the library's log to standard error."""
+    clean_library_records()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneRecord("%(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

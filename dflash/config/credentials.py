@@ -20,25 +20,35 @@ def _any_case(pattern: str) -> str:
 
 
 _NAMES_A_VARIABLE = "_env"
-_SECRET_NAME = _any_case("(password|passwd|secret|credentials?|(api|access|auth|secret|private)[_-]?(key|token))")
-SECRET_KEY = re.compile(rf"(^|[._-]){_SECRET_NAME}($|[._-])")
+_SECRET_NAME = _any_case(
+    "(password|passwd|passphrase|authorization|auth[ _-]?string|(client[ _-]?)?secret|credentials?"
+    "|(api|access|auth|secret|private|session|security|bearer|refresh|hf)[ _-]?(key|token))"
+)
+_TOKEN = _any_case("token")  # alone: `mask_token` is a word of the vocabulary
+SECRET_KEY = re.compile(rf"(^|[._-]){_SECRET_NAME}($|[._-])|(^|\.){_TOKEN}$")
 """Keys that name a secret; `api_key_env`, the name of a variable, is none of them (see `_NAMES_A_VARIABLE`)."""
 
-# `scheme://user:password@host`, `https://token@host`, `...?signature=...`
+# `scheme://user:password@host`, also where the password holds a slash or an @ (a port is none), `https://token@host`,
+# `...?signature=...`
 _IN_ADDRESS = (
     r"://[^/@\s]*:[^/@\s]*@",
+    r"://[^/@:\[\s]*:(?![0-9]*/)[^\s\"',]*@",
     rf"{_any_case('https?')}://[^/@\s]+@",
-    rf"://[^?\s]*\?[^\s]*{_any_case('(sig|signature|token|key|password|secret)')}=[^\s]",
+    rf"://[^?#\s]*[?#][^\s]*{_any_case('(sig|signature|token|key|password|passwd|pwd|auth|secret)')}=[^\s]",
 )
 # `data.my_password=x`, `data.template_flags={my_password: x}`
 _UNDER_SECRET_KEY = (
     rf"^[^=]*[._-]{_SECRET_NAME}([._-][^=]*)?(?<!{_NAMES_A_VARIABLE})=",
     rf"[{{,\n]\s*[\"']?([\w.-]*[._-])?{_SECRET_NAME}([._-][\w.-]*)?(?<!{_NAMES_A_VARIABLE})[\"']?\s*:",
+    rf"^[^=]*\.{_TOKEN}=",
+    rf"[{{,\n]\s*[\"']?{_TOKEN}[\"']?\s*:",
 )
 CREDENTIAL_PATTERNS = (*_IN_ADDRESS, *_UNDER_SECRET_KEY)
 """What no `section.key=value` may match, for a schema that refuses it before it is stored anywhere."""
 
 _CREDENTIALS = re.compile("|".join(_IN_ADDRESS))
+# A password may hold a slash, an @ or a quote: everything up to the last @ is taken for it. `host:5000/` is no user.
+_USER_OF_ADDRESS = re.compile(r"(?<=//)([^/@:\[\s]*:(?!\d*/)\S*|[^/@\s\"']+)@")
 _REMEDY = (
     "take it out of the file and give it in the environment: MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD; "
     "the variable that api_key_env names; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. See docs/security.md"
@@ -60,6 +70,11 @@ def hide_credentials(text: str) -> str:
     return "(hidden)" if _CREDENTIALS.search(text) else text
 
 
+def hide_users(text: str) -> str:
+    """`text` with `***` for users and passwords in its addresses: for words of others, where `(hidden)` would hide too much."""
+    return _USER_OF_ADDRESS.sub("***@", text)
+
+
 def _found(path: str, value: Any, above: set[int]) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         if _CREDENTIALS.search(value):
@@ -72,6 +87,7 @@ def _found(path: str, value: Any, above: set[int]) -> Iterator[tuple[str, str]]:
         if isinstance(key, str) and _CREDENTIALS.search(key):
             yield path or "its top", "a key that is an address with a password, a token or a signature"
         name = f"{path}.{key}" if path else str(key)
-        if isinstance(key, str) and SECRET_KEY.search(key) and not key.endswith(_NAMES_A_VARIABLE) and isinstance(inner, str):
+        names_secret = isinstance(key, str) and SECRET_KEY.search(key) and not key.endswith(_NAMES_A_VARIABLE)
+        if names_secret and inner is not None and not isinstance(inner, bool):
             yield name, "a value under a key that names a secret"
         yield from _found(name, inner, above)

@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
 from dflash.config import ServerConfig
+from dflash.config.credentials import hide_users
 from dflash.data.served_protocol import MalformedReplyError, error_message
 from dflash.errors import TargetError
 
@@ -65,15 +65,16 @@ class ServerClient:
         self.section, self.kept = section, kept
         self._patience = server
         self._silent_until_s = 0.0
-        if urlsplit(self.address).scheme not in ("http", "https"):
+        self._key = os.environ.get(server.api_key_env, "").strip()
+        if not self.address.lower().startswith(("http://", "https://")):
             raise _no_address(section, self.address)
         try:
             base_url = httpx.URL(str(server.url).rstrip("/") + "/")
-        except httpx.InvalidURL as error:
-            raise _no_address(section, self.address) from error
+        except httpx.InvalidURL:
+            raise _no_address(section, self.address) from None  # the library names the part it stumbled over
         self._client = httpx.AsyncClient(
             base_url=base_url,
-            headers=_authorization(server.api_key_env),
+            headers=_authorization(server.api_key_env, self._key),
             timeout=httpx.Timeout(server.request_timeout_s, connect=min(_CONNECT_TIMEOUT_S, server.request_timeout_s), pool=None),
             limits=httpx.Limits(max_connections=server.concurrency + 1, max_keepalive_connections=server.concurrency + 1),
         )
@@ -106,7 +107,7 @@ class ServerClient:
             try:
                 return parse((await self._reply(path, body=None)).text)
             except MalformedReplyError as error:
-                raise _PassingError(str(error), retry_after_s=None) from error
+                raise _PassingError(self._hidden(str(error)), retry_after_s=None) from None  # its text may hold the key
 
         return await self._patiently(read_once, path=path, key=key)
 
@@ -146,7 +147,7 @@ class ServerClient:
         except (ValueError, RecursionError) as error:
             raise _PassingError(f"the reply is not JSON: {error}", retry_after_s=None) from error
         except MalformedReplyError as error:
-            raise _PassingError(str(error), retry_after_s=None) from error
+            raise _PassingError(self._hidden(str(error)), retry_after_s=None) from None  # its text may hold the key
 
     async def _reply(self, path: str, *, body: dict[str, Any] | None) -> httpx.Response:
         try:
@@ -154,8 +155,12 @@ class ServerClient:
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _PassingError(f"{type(error).__name__}: {error}".rstrip(": "), retry_after_s=None) from error
         if response.status_code != httpx.codes.OK:
-            raise _fault(response)
+            raise _fault(response, self._hidden(response.text))
         return response
+
+    def _hidden(self, text: str) -> str:
+        """A server may repeat the key (`invalid key sk-...`), and its words go into logs and messages."""
+        return text.replace(self._key, "***") if self._key else text
 
 
 class _PassingError(NoReplyError):
@@ -191,20 +196,19 @@ def retry_after_s(value: str | None, *, now: datetime) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-def _fault(response: httpx.Response) -> Exception:
+def _fault(response: httpx.Response, text: str) -> Exception:
     try:
-        body = json.loads(response.content)
+        body = json.loads(text)
     except (ValueError, RecursionError):
         body = None
-    message = error_message(body, text=response.text)
+    message = error_message(body, text=text)
     if response.status_code in _PASSING_STATUS or response.status_code >= 500:
         wait_s = retry_after_s(response.headers.get("retry-after"), now=datetime.now(UTC))
         return _PassingError(f"HTTP {response.status_code}: {message}", retry_after_s=wait_s)
     return RefusedError(response.status_code, message)
 
 
-def _authorization(variable: str) -> dict[str, str]:
-    key = os.environ.get(variable, "").strip()
+def _authorization(variable: str, key: str) -> dict[str, str]:
     if not key:
         return {}
     if not (key.isascii() and key.isprintable()):
@@ -221,8 +225,4 @@ def _no_address(section: str, address: str) -> TargetError:
 
 
 def _without_credentials(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # an address that cannot be taken apart may still hold a key in front of its last @
-        return url.rpartition("//")[2].rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return hide_users(url).replace("***@", "")

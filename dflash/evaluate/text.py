@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import unicodedata
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+_PRINT_THEMSELVES = frozenset({"transformers", "huggingface_hub"})
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def clean_text(text: str) -> str:
@@ -25,6 +30,30 @@ class OneRecord(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One record as the lines that are shown."""
         return terminal_text(super().format(record)).replace("\n", "\n  ")
+
+
+def clean_library_records() -> None:
+    """Clean the records of libraries that print by handlers of their own where they are made, as `OneRecord` cleans ours.
+
+    transformers repeats keys of a configuration and names of tensors. A second call changes nothing.
+    """
+    make = logging.getLogRecordFactory()
+    if isinstance(make, _CleanRecords):
+        return
+    logging.setLogRecordFactory(_CleanRecords(make))
+
+
+class _CleanRecords:
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+
+    def __call__(self, name: str, *rest: Any, **more: Any) -> logging.LogRecord:
+        record = self._make(name, *rest, **more)
+        if str(name).partition(".")[0] in _PRINT_THEMSELVES:
+            with contextlib.suppress(TypeError, ValueError):  # arguments that do not fit: logging itself says so
+                plain = _COLOURS.sub("", record.getMessage())
+                record.msg, record.args = terminal_text(plain).replace("\n", "\n  "), None
+        return record
 
 
 def to_nowhere(stream: IO[str]) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import threading
 import time
 from typing import Any
 
+from dflash.config.credentials import hide_users
 from dflash.errors import StorageError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -87,7 +87,8 @@ def storage_error(doing: str, uri: str, error: Exception) -> StorageError:
         secret = os.environ.get(name)
         if secret:
             reason = reason.replace(secret, "***")
-    reason = re.sub(r"//[^/@\s]*@", "//***@", reason)
+    reason = hide_users(reason)
+    error.args = (reason,)  # it is the cause of what is raised: a traceback shows it too
     if status == 404:
         remedy = "check the bucket and the name"
     elif status in (401, 403) or type(error).__name__ in _PERMANENT:

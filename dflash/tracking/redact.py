@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from dflash.config.credentials import SECRET_KEY
+from dflash.config.credentials import SECRET_KEY, hide_users
 
 REDACTED = "***"
 
-_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/@\s\"']+@", re.IGNORECASE)
 _QUERY = re.compile(r"(?P<uri>[a-z][a-z0-9+.-]*://[^?\s\"']*)\?[^\s\"']*", re.IGNORECASE)
 
 
 def redact_text(text: str) -> str:
     """`text` without user names, passwords and queries inside URIs."""
-    return _QUERY.sub(rf"\g<uri>?{REDACTED}", _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text))
+    return _QUERY.sub(rf"\g<uri>?{REDACTED}", hide_users(text))
 
 
 def redact_params(params: Mapping[str, str]) -> dict[str, str]:

@@ -204,7 +204,7 @@ def _mlflow_exception() -> type[Exception]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn whatever MLflow raises into one of our two errors."""
+    """Turn whatever MLflow raises into one of our two errors; without its cause, whose text may hold the store's password."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -213,9 +213,9 @@ def translated() -> Iterator[None]:
         code = getattr(error, "error_code", "")
         refused = StoreMissingError if code == _MISSING else StoreRefusalError
         kind = refused if code in _REFUSALS else StoreUnreachableError
-        raise kind(f"MLflow: {_first_line(error)}", remedy="see the store's own log") from error
+        raise kind(f"MLflow: {_first_line(error)}", remedy="see the store's own log") from None
     except (OSError, SQLAlchemyError) as error:
-        raise StoreUnreachableError(f"MLflow: {_first_line(error)}", remedy="check that the store is up") from error
+        raise StoreUnreachableError(f"MLflow: {_first_line(error)}", remedy="check that the store is up") from None
 
 
 def _first_line(error: Exception) -> str:

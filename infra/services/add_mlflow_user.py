@@ -5,6 +5,7 @@ It may read every experiment and change its own; what else it may do is granted 
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 
@@ -20,7 +21,7 @@ def add_user(server: str, *, admin: tuple[str, str], name: str, password: str) -
     try:
         answer = httpx.post(f"{server}/api/2.0/mlflow/users/create", json=wanted, auth=admin, timeout=TIMEOUT_S)
     except httpx.TransportError as error:
-        return f"{server} does not answer ({error})"
+        return f"the server at MLFLOW_TRACKING_URI does not answer ({type(error).__name__})"
     if answer.is_success:
         return None
     is_json = answer.headers.get("content-type", "").startswith("application/json")
@@ -38,7 +39,8 @@ def main() -> int:
         print(f"{', '.join(missing)}: load the client.env that infra/make-secrets wrote", file=sys.stderr)
         return 2
     admin = (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"])
-    password = sys.stdin.readline().rstrip("\n")
+    # A person's typing is not shown; a pipe's line is read as it is.
+    password = getpass.getpass("password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     refused = add_user(os.environ["MLFLOW_TRACKING_URI"], admin=admin, name=sys.argv[1], password=password)
     if refused is not None:
         print(f"no account {sys.argv[1]}: {refused}", file=sys.stderr)

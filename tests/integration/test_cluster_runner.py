@@ -93,7 +93,11 @@ def addresses(processes: list[psutil.Process]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "runner", [pytest.param("dask", marks=needs("prefect_dask", "dask")), pytest.param("ray", marks=needs("prefect_ray", "ray"))]
+    "runner",
+    [
+        pytest.param("dask", marks=needs("prefect_dask", "dask")),
+        pytest.param("ray", marks=[needs("prefect_ray", "ray"), pytest.mark.full]),
+    ],
 )
 def test_two_workers_and_s3_give_the_bytes_of_the_local_build(
     runner: str, remote: str, sources: str, local: dict[str, bytes], tmp_path: Path

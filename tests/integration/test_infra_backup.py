@@ -92,7 +92,8 @@ def content(server: Server) -> list[str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     binaries = postgres_bin()
     assert binaries is not None
-    with running_postgres(tmp_path_factory.mktemp("postgres"), superuser="admin") as address:
+    cluster = tmp_path_factory.mktemp("postgres")
+    with running_postgres(cluster, superuser="admin") as address:
         port = urlsplit(address).port
         assert port is not None
         env = {
@@ -102,10 +103,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "MLFLOW_DB_PASSWORD": "formlflow",
         }
         made = Server(tmp_path_factory.mktemp("kept"), port, env)
-        superuser = {"PGHOST": "127.0.0.1", "PGPORT": str(port), "PGUSER": "admin"}
+        # As on a cluster that logs every statement.
+        superuser = {"PGHOST": "127.0.0.1", "PGPORT": str(port), "PGUSER": "admin", "PGOPTIONS": "-c log_statement=all"}
         for _ in range(2):  # the second time brings up to date what is there
             done = made.call(ROOT / "infra/services/create-databases", **superuser)
             assert done.returncode == 0, done.stderr
+        log = (cluster / "log").read_text()
+        assert "statement: " in log
+        assert "forprefect" not in log
         yield made
 
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -199,9 +200,12 @@ def store_skew(endpoint: str) -> float | None:
             date = response.headers.get("Date")
     except HTTPError as error:  # a refusal carries the date as well
         date = error.headers.get("Date")
-    except (URLError, OSError, ValueError):
+    except (URLError, HTTPException, OSError, ValueError):
         return None
-    return None if date is None else parsedate_to_datetime(date).timestamp() - time.time()
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp() - time.time()
+    except (ValueError, OverflowError):  # a date that is none
+        return None
 
 
 def sockets_check(config: Config) -> CheckResult:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import traceback
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.config import ServerConfig
-from dflash.data.served_http import ServerClient, backoff_s, retry_after_s
+from dflash.data.served_http import NoReplyError, RefusedError, ServerClient, backoff_s, retry_after_s
 from dflash.data.served_protocol import (
     Completion,
     MalformedReplyError,
@@ -127,5 +130,29 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         ServerClient(ServerConfig(url=url), section="data.answers.server", kept="")
 
 
+@pytest.mark.parametrize("answer", [httpx.Response(401), httpx.Response(503), httpx.Response(200)])
+def test_a_server_that_repeats_the_key_brings_it_into_no_message(
+    answer: httpx.Response, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("A_KEY", "hunter2planted")
+
+    async def ask() -> None:
+        client = ServerClient(
+            ServerConfig(url="http://h/v1", api_key_env="A_KEY", max_retries=1, backoff_s=1e-3), section="s", kept=""
+        )
+        said = {"error": {"message": "no such key: Bearer hunter2planted"}}
+        transport = httpx.MockTransport(lambda _request: httpx.Response(answer.status_code, json=said))
+        monkeypatch.setattr(client._client, "_transport", transport)
+        await client.ask("completions", body=None, parse=parse_completion, key="k")
+
+    with pytest.raises((RefusedError, NoReplyError), match=r"Bearer \*\*\*") as caught:
+        asyncio.run(ask())
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "hunter2planted" not in shown + caplog.text
+
+
 def test_a_password_in_the_address_is_never_shown() -> None:
+    with pytest.raises(TargetError, match="no http address") as caught:  # it would be a port
+        ServerClient(ServerConfig(url="http://user:secret/x@host:8000/v1"), section="s", kept="")
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
     assert ServerClient(ServerConfig(url="http://user:secret@host:8000/v1"), section="s", kept="").address == "http://host:8000/v1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import io
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ import torch
 
 from infra.host.p2p_check import check_copies, pattern, wrong_bytes
 from infra.host.p2p_check import main as p2p_main
+from infra.services import add_mlflow_user
 from infra.services.add_mlflow_user import add_user
 from infra.services.add_mlflow_user import main as add_user_main
 from infra.services.make_buckets import make_buckets
@@ -186,8 +188,7 @@ def test_a_refusal_is_one_line_without_the_servers_inside(accounts: str) -> None
 
 def test_no_server_and_no_variables_are_said_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     said = add_user("http://127.0.0.1:9", admin=("boss", "secret"), name="ada", password="long-enough-one")
-    assert said is not None
-    assert said.startswith("http://127.0.0.1:9 does not answer")
+    assert said == "the server at MLFLOW_TRACKING_URI does not answer (ConnectError)"
     monkeypatch.setattr(sys, "argv", ["add_mlflow_user.py", "ada"])
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
@@ -366,3 +367,19 @@ def test_upgrades_show_no_password_on_a_command_line(tmp_path: Path) -> None:
         "python -m mlflow.server.auth db upgrade --url sqlite:////state/accounts.db with hidden2",
         "databases are up to date",
     ]
+
+
+def test_a_password_that_a_person_types_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "x")
+    taken: list[str] = []
+    monkeypatch.setattr(add_mlflow_user, "add_user", lambda *_place, password, **_who: taken.append(password))
+    monkeypatch.setattr(sys, "argv", ["add_mlflow_user.py", "ada"])
+    monkeypatch.setattr("getpass.getpass", lambda _prompt: "typed")
+    for tty in (True, False):
+        given = io.StringIO("piped\n")
+        monkeypatch.setattr(given, "isatty", lambda tty=tty: tty)
+        monkeypatch.setattr(sys, "stdin", given)
+        assert add_mlflow_user.main() == 0
+    assert taken == ["typed", "piped"]
+    assert "typed" not in capsys.readouterr().out

@@ -36,6 +36,9 @@ def refused(*overrides: str, text: str = TEXT) -> ConfigError:
         ("data.store", f"s3://key:{SECRET}@bucket/x"),
         ("run.root", f"https://h/x?X-Amz-Signature={SECRET}"),
         ("data.files.0", f"https://h/a.jsonl?sv=1&sig={SECRET}"),
+        ("data.files.0", f"https://h/a.jsonl#auth={SECRET}"),
+        ("tracking.uri", f"postgresql://me:with/{SECRET}@host/db"),
+        ("data.store", f"s3://key:with/{SECRET}+x@bucket/x"),
     ],
 )
 def test_an_address_with_a_credential(key: str, address: str) -> None:
@@ -61,10 +64,21 @@ def test_no_other_type_of_yaml_and_no_key_carries_a_credential_past_the_search(o
     assert CODED not in refused(override).what
 
 
-@pytest.mark.parametrize("key", ["api_key", "hub-token.access_token", "password", "Secret", "aws.secret_key"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "api_key", "hub-token.access_token", "password", "Secret", "aws.secret_key", "token", "hf_token", "auth_string",
+        "session_token", "Authorization", "client_secret", "passphrase",
+    ],
+)  # fmt: skip
 def test_a_key_that_names_a_secret(key: str) -> None:
     text = TEXT.replace("num_conversations: 8", f"num_conversations: 8, template_flags: {{{json.dumps(key)}: {SECRET}}}")
     assert f"data.template_flags.{key}" in refused(text=text).what
+
+
+@pytest.mark.parametrize("value", ["12345", "[x]", "{a: x}"])
+def test_a_secret_need_not_be_a_text(value: str) -> None:
+    assert "data.template_flags.password" in refused(f"data.template_flags.password={value}").what
 
 
 @pytest.mark.parametrize(
@@ -88,6 +102,8 @@ def test_yaml_that_is_broken_beside_a_credential_does_not_tell_it() -> None:
     [
         "tracking.uri=http://127.0.0.1:5000", "tracking.uri=postgresql+psycopg://db.example.org/mlflow", "data.store=s3://bucket/a@b",
         "data.answers.server.api_key_env=MY_KEY", "data.answers.server.url=http://127.0.0.1:8000/v1?stream=yes",
+        "data.answers.server.url=http://127.0.0.1:8000/v1/a@b", "data.template_flags.mask_token=x",
+        "data.template_flags.token=null",
         "data.system_prompt='write to me@example.org: now'", "target.revision=abc@def", "run.root=/data/a:b@c",
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import logging
 import typing
 from collections.abc import Mapping
@@ -104,6 +105,19 @@ def test_nothing_steers_the_terminal(text: str, capsys: pytest.CaptureFixture[st
     emit(argparse.Namespace(json=False), {}, f"run {text}: healthy")
     shown = capsys.readouterr().out
     assert shown.removesuffix("\n").replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("text", [*HOSTILE_LINES, "\x1b[31mred\x1b[0m"])
+def test_a_library_that_prints_itself_steers_no_terminal_either(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    configure_logging(verbose=False)
+    shown = io.StringIO()
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [logging.StreamHandler(shown)])  # as it prints by itself
+    logging.getLogger("transformers.modeling").warning("a tensor of the file is called %s", text)
+    first, *more = shown.getvalue().removesuffix("\n").split("\n")
+    assert first.startswith("a tensor of the file is called")
+    assert all(line.isprintable() for line in (first, *more))
+    assert all(line.startswith("  ") for line in more)
 
 
 def console_formatter(monkeypatch: pytest.MonkeyPatch) -> logging.Formatter | None:

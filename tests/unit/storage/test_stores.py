@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.errors import StorageError
 from dflash.storage import LocalStore, S3Store, Store, open_store, sha256_file, sha256_in_store
+from dflash.storage.s3_client import storage_error
 
 NAMES = st.lists(st.text("ab-.", min_size=1, max_size=3).filter(lambda part: part not in (".", "..")), min_size=1, max_size=3).map(
     "/".join
@@ -195,3 +198,12 @@ def test_of_many_threads_exactly_one_commits(store: Store, tmp_path: Path) -> No
     assert sorted(name for name, _ in won) == ["x", "y", "z"]
     for name, number in won:
         assert store.read(name) == bytes([number])
+
+
+def test_no_traceback_of_a_store_that_is_away_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2key")
+    address = "http://me:with/hunter2@host/b/k?sign=hunter2key"
+    cause = EndpointConnectionError(endpoint_url=address)
+    with pytest.raises(StorageError, match=r"//\*\*\*@host/b/k") as caught:
+        raise storage_error("read", "s3://b/k", cause) from cause
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))

@@ -89,6 +89,9 @@ def test_no_credential_in_an_address_survives(user: str, secret: str, host: str,
     addresses = [
         f"{scheme}://{user}:{secret}@{host}/db",
         f"{scheme}://{secret}@{host}/db",
+        f"{scheme}://{user}:x/{secret}@{host}/db",
+        f"{scheme}://{user}:x@{secret}@{host}/db",
+        f"{scheme}://{user}:x'\"{secret}@{host}/db",
         f"{scheme}://{host}/object?X-Signature={secret}",
         f'["{scheme}://{user}:{secret}@{host}/a", "{scheme}://{host}/b?token={secret}"]',
     ]

@@ -6,17 +6,19 @@ import json
 import logging
 import os
 import socket
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from dflash.config import flat_params, parse_config
 from dflash.records import BucketStats, DataManifest, RunPaths, ShardEntry, to_json
 from dflash.tracking import LogForwarder, Tracker, load_state, open_tracker
 from dflash.tracking.state import TrackingState
-from dflash.tracking.store import MetricPoint, Store, StoreRefusalError
+from dflash.tracking.store import MetricPoint, Store, StoreRefusalError, StoreUnreachableError, translated
 from tests.unit.tracking.tracking_fakes import line_of, no_rollback, step_record
 
 TEXT = "target: {path: demo, mask_token: '<|mask|>'}\ndata: {num_conversations: 4}\n"
@@ -168,3 +170,10 @@ def test_a_server_that_does_not_answer_costs_a_warning_and_nothing_else(
 def test_telemetry_is_off_once_a_store_is_open(root: Path) -> None:
     opened(root, "demo-005")[0].connect()
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_no_traceback_of_a_store_that_is_away_holds_its_password() -> None:
+    secret = "planted"[::-1]  # a traceback shows lines of this file as well
+    with pytest.raises(StoreUnreachableError, match=r"http://\*\*\*@host") as caught, translated():
+        raise MlflowException(f"API request to http://me:with/{secret}@host/api failed")
+    assert secret not in "".join(traceback.format_exception(caught.value))

@@ -120,6 +120,7 @@ def test_the_clock_of_a_store_that_does_not_answer_is_unknown(monkeypatch: pytes
     monkeypatch.setattr(machine, "DATE_TIMEOUT_S", 0.2)
     assert store_skew("http://127.0.0.1:1") is None
     assert store_skew("no address") is None
+    assert store_skew("http://key:secret@store") is None, "what a library says about that address holds the secret"
 
 
 class Answer:
@@ -141,8 +142,9 @@ def test_the_skew_of_a_store_comes_from_its_date(monkeypatch: pytest.MonkeyPatch
     skew = store_skew("http://store")
     assert skew is not None
     assert 590 < skew < 610
-    monkeypatch.setattr(machine, "urlopen", lambda *_args, **_kwargs: Answer(None))
-    assert store_skew("http://store") is None
+    for no_date in (None, "yesterday", "Mon, 31 Feb 2026 10:00:00 GMT"):
+        monkeypatch.setattr(machine, "urlopen", lambda *_args, date=no_date, **_kwargs: Answer(date))
+        assert store_skew("http://store") is None
 
 
 def test_a_machine_without_sockets_is_found(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
