@@ -63,12 +63,13 @@ end_left_behind() { # end_left_behind NAME: so that a server which was killed ca
 }
 
 abandoned() { # abandoned WORKER: flow runs that have outlived the worker that started them, without what they have started themselves
-  local pids pid parent own
-  own="$(pid_of "$1")"
+  local pids pid parent
   mapfile -t pids < <(grep -lzxF "$(mark_of "$1")" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3)
   for pid in "${pids[@]}"; do
     parent="$(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null | awk '$1 != "Z" { print $2 }')"
-    if [[ -n "$parent" && "$pid" != "$own" && " ${pids[*]} " != *" $parent "* ]]; then echo "$pid"; fi
+    if [[ -z "$parent" || " ${pids[*]} " == *" $parent "* ]]; then continue; fi
+    # A worker gives this to its flow runs and has none itself: one that is not recorded any more is not touched.
+    if grep -qz '^PREFECT__FLOW_RUN_ID=' "/proc/$pid/environ" 2>/dev/null; then echo "$pid"; fi
   done
 }
 

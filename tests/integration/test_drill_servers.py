@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SMALLER = ("train.max_steps=1000", "drill.fault_step=500", "data.num_conversations=500", "evaluate.num_prompts=16")
+SMALLER = ("evaluate.num_prompts=16",)
 
 
 @pytest.mark.full
