@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash.cli.arguments import add_command, add_config, read_config
 from dflash.cli.output import emit
-from dflash.errors import EXIT_OK
+from dflash.errors import EXIT_OK, ConfigError
 
 LENGTHS = 5
 REPEATS = 3
@@ -18,7 +18,7 @@ LEAST_DEVICES = 2
 def register(groups: Any) -> None:
     """Add the `balance` command."""
     parser = add_command(groups, "balance", "which split of the devices is fastest: measured on a few batches", _balance)
-    parser.add_argument("--devices", type=int, help="GPUs to split; if absent the configuration's, or 8")
+    parser.add_argument("--devices", type=int, metavar="N", help="GPUs to split, 2 or more; the configuration's, or 8, if absent")
     add_config(parser)
 
 
@@ -26,8 +26,13 @@ def _balance(arguments: argparse.Namespace) -> int:
     from dflash.train.balance import splits  # torch is not needed for the help
     from dflash.train.measure import measure
 
+    if arguments.devices is not None and arguments.devices < LEAST_DEVICES:
+        raise ConfigError(
+            f"--devices {arguments.devices} cannot be split: one drafter and one target need {LEAST_DEVICES}",
+            remedy=f"give {LEAST_DEVICES} or more, or leave it out",
+        )
     config = read_config(arguments)
-    devices = max(LEAST_DEVICES, arguments.devices or config.cluster.devices_needed or 8)
+    devices = arguments.devices or max(LEAST_DEVICES, config.cluster.devices_needed or 8)
     found = measure(config, lengths=LENGTHS, repeats=REPEATS)
     ways = splits(devices, target_s=found.target_s, drafter_s=found.drafter_s)
     lines = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash.cli.arguments import add_command, add_group, add_run_dir
 from dflash.cli.output import emit, progress_printer
-from dflash.errors import EXIT_OK, EXIT_USER_ERROR
+from dflash.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 
 if TYPE_CHECKING:
     from dflash.checkpoint import Explanation
@@ -94,13 +94,18 @@ def _why(arguments: argparse.Namespace) -> int:
     from dflash.stages.checkpoints import why_stage
 
     explained = [e for e in why_stage(arguments.run_dir) if arguments.step in (None, e.step)]
+    if arguments.step is not None and not explained:
+        raise CheckpointError(
+            f"the run {arguments.run_dir} never had a checkpoint step-{arguments.step}",
+            remedy="see `dflash checkpoint list` for those that it has, or leave --step out",
+        )
     emit(arguments, [dataclasses.asdict(explanation) for explanation in explained], _why_text(explained))
     return EXIT_OK
 
 
 def _why_text(explained: list[Explanation]) -> str:
     if not explained:
-        return "no such checkpoint"
+        return "no checkpoint yet"
     return "\n\n".join(
         "\n".join([f"step-{e.step}", *(line for text in e.lines for line in _wrapped(text, indent="  "))]) for e in explained
     )

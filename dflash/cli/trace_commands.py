@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash.cli.arguments import add_command, add_run_dir
 from dflash.cli.output import emit
-from dflash.errors import ConfigError
+from dflash.errors import ConfigError, RunStateError
 from dflash.records import RunPaths
 from dflash.storage import atomic_write_text
 
@@ -46,12 +46,16 @@ def write_trace(paths: RunPaths, output: Path, *, first_step: int, end_step: int
         What was written: path, steps, events, seconds.
 
     Raises:
-        RunStateError: the run has no log yet, or more steps than a viewer opens.
+        RunStateError: the run has no log yet, none of these steps, or more of them than a viewer opens.
     """
     from dflash.train.chrome import chrome_trace
     from dflash.train.timeline import read_timeline
 
     timeline = read_timeline(paths.log, first_step=first_step, end_step=end_step)
+    if not timeline.steps and first_step:
+        raise RunStateError(
+            f"{paths.log} has no step from {first_step} on", remedy="give steps that the run has had, or leave --steps out"
+        )  # fmt: skip
     trace = chrome_trace(timeline, run=paths.root.resolve().name)
     atomic_write_text(output, json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n")
     seconds = max((span.end_s for span in timeline.spans), default=0.0)

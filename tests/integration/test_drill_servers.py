@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.processes import command_of
+
 ROOT = Path(__file__).parents[2]
 SMALLER = ("evaluate.num_prompts=16",)
 
@@ -26,5 +28,4 @@ def test_a_fault_is_acted_on_and_an_artefact_is_not(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     verdicts = [line for line in done.stdout.splitlines() if line.startswith("verdict on")]
     assert verdicts == ["verdict on `explosion`: RIGHT", "verdict on `save-artefact`: RIGHT"]
-    left = [process.cmdline() for process in psutil.process_iter() if str(tmp_path) in " ".join(process.cmdline())]
-    assert left == []
+    assert [command for command in map(command_of, psutil.process_iter()) if str(tmp_path) in " ".join(command)] == []

@@ -12,6 +12,7 @@ import pytest
 from dflash.errors import DflashError
 from tasks import server
 from tasks.server import answers, temporary_server
+from tests.support.processes import command_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def _own_history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def servers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "server" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "server" in command_of(child)]
 
 
 def test_it_answers_on_loopback_in_a_session_of_its_own_and_is_gone_afterwards(tmp_path: Path) -> None:

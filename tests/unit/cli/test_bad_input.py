@@ -56,6 +56,11 @@ def left_behind(work: Path) -> list[str]:
     return [str(path.relative_to(work)) for path in found if not path.name.endswith(("quarantine.jsonl", ".answers.jsonl"))]
 
 
+@pytest.mark.parametrize("devices", ["0", "1", "-3"])
+def test_devices_that_cannot_be_split_are_refused(devices: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"--devices {devices} " in refused(capsys, "balance", work / "config.yaml", f"--devices={devices}")
+
+
 def test_an_unknown_key_names_the_nearest_one(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "config", "check", work / "config.yaml", "train.epoch=2")
     assert "train.epoch: unknown key; did you mean 'epochs'?" in message

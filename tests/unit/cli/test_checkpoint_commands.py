@@ -130,3 +130,9 @@ def test_why_tells_what_the_log_says_of_each(paths: RunPaths, capsys: pytest.Cap
     assert "(since step 90)" in text
     assert "step-20" not in text
     assert [e["step"] for e in json.loads(run(capsys, "why", paths.root, "--json")[1])] == [0, 20, 30]
+
+
+def test_why_knows_no_checkpoint_that_never_was(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(paths.log, simulate_run(seed=3, steps=40, lr=lambda step: 1e-3))
+    assert main(["checkpoint", "why", str(paths.root), "--step", "77"]) == EXIT_USER_ERROR
+    assert "step-77" in capsys.readouterr().err

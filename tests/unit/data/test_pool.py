@@ -20,12 +20,13 @@ from pool_work import arrays, broken, counted, doubling, dying_at, failing_at
 from dflash.data.pool import map_in_order
 from dflash.data.quarantine import BadRowError
 from dflash.errors import DataError
+from tests.support.processes import command_of
 
 
 def children() -> set[int]:
     """Processes of this one that work (the helper that tracks shared resources lives on)."""
     found = psutil.Process().children(recursive=True)
-    return {child.pid for child in found if "spawn_main" in " ".join(child.cmdline())}
+    return {child.pid for child in found if "spawn_main" in " ".join(command_of(child))}
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.cli import main
-from dflash.records import EventRecord, StepRecord
+from dflash.cli.trace_commands import write_trace
+from dflash.errors import RunStateError
+from dflash.records import EventRecord, RunPaths, StepRecord
 from dflash.train import chrome
 from dflash.train.chrome import chrome_trace
 from dflash.train.timeline import DRAFTER, EPOCHS, RUN, Timeline, read_timeline
+from tests.support.log_simulator import simulate_run, write_log
 from tests.support.timed_log import WALL_S, Record, event, micro, rolled_back, step, written
 
 
@@ -211,3 +214,11 @@ def test_bad_input_is_one_message_and_no_file(
     assert main(["trace", str(run), "--output", str(out)]) == 1
     assert "--steps" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_steps_that_the_run_never_had_are_no_timeline(tmp_path: Path) -> None:
+    paths, output = RunPaths(tmp_path), tmp_path / "trace.json"
+    write_log(paths.log, simulate_run(seed=1, steps=20, lr=lambda step: 1e-3))
+    with pytest.raises(RunStateError, match="no step from 5000"):
+        write_trace(paths, output, first_step=5000, end_step=6000)
+    assert not output.exists()
