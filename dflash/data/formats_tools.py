@@ -11,24 +11,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash.data.quarantine import BadRowError
+from dflash.records.codec import finite_number
 
 
 def tools_of(row: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], ...]:
     """The tools that a row offers.
 
     Raises:
-        BadRowError: they are no list of objects with a name.
+        BadRowError: they are no list of objects with a name, or hold what JSON has no word for.
     """
     key = "tools" if row.get("tools") is not None else "functions"
     found = _list(row.get(key), key, origin)
-    return tuple(_enveloped(tool, f"{key}[{index}]", origin) for index, tool in enumerate(found))
+    tools = tuple(_enveloped(tool, f"{key}[{index}]", origin) for index, tool in enumerate(found))
+    return _written(tools, key, origin)
 
 
 def tool_calls_of(turn: Mapping[str, Any], where: str, origin: str) -> tuple[dict[str, Any], ...]:
     """The calls that an assistant turn makes, their arguments as objects.
 
     Raises:
-        BadRowError: they are no list of objects with a name.
+        BadRowError: they are no list of objects with a name, or hold what JSON has no word for.
     """
     found = _list(turn.get("tool_calls"), f"{where}.tool_calls", origin)
     if not found and turn.get("function_call") is not None:
@@ -38,7 +40,17 @@ def tool_calls_of(turn: Mapping[str, Any], where: str, origin: str) -> tuple[dic
         enveloped = _enveloped(call, f"{where}.tool_calls[{index}]", origin)
         function = enveloped["function"]
         calls.append({**enveloped, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
-    return tuple(calls)
+    return _written(tuple(calls), f"{where}.tool_calls", origin)
+
+
+def _written(found: tuple[dict[str, Any], ...], where: str, origin: str) -> tuple[dict[str, Any], ...]:
+    """`found`, if it can be written as JSON: a table may hold NaN, bytes or dates, and escapes half a surrogate pair."""
+    if found:
+        try:
+            json.dumps(found, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadRowError("wrong_type", f"{where} cannot be written as JSON: {error}", origin=origin) from error
+    return found
 
 
 def _list(value: Any, where: str, origin: str) -> list[Any]:
@@ -73,7 +85,7 @@ def _arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        decoded = json.loads(value)
+        decoded = json.loads(value, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError):
         return value  # some sources call with plain text
     return decoded if isinstance(decoded, dict) else value

@@ -54,7 +54,7 @@ def json_object(text: str | bytes, *, origin: str) -> dict[str, Any]:
         DataError: it does not, or holds a number that is not finite.
     """
     try:
-        raw = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        raw = json.loads(text, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} is not JSON: {error}", remedy="restore the file or build it again") from error
     if not isinstance(raw, dict):
@@ -87,8 +87,12 @@ def _hints(kind: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(typing.cast("type[Any]", kind))
 
 
-def _finite(text: str) -> float:
-    """NaN and Infinity, which JSON lacks and Python's parser admits, and numbers too large for a float are no values."""
+def finite_number(text: str) -> float:
+    """NaN and Infinity, which JSON lacks and Python's parser admits, and numbers too large for a float are no values.
+
+    Raises:
+        ValueError: the text is one of them.
+    """
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from dflash.data.conversations import read_conversations, read_source
 from dflash.errors import DataError, StorageError
-from dflash.records import Conversation, Message, QuarantinedRow
+from dflash.records import Conversation, Message, QuarantinedRow, to_json
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "a", "completion": "b"},
@@ -194,6 +195,35 @@ USER, YES = Message("user", "hi"), Message("assistant", "yes")
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 LARGE = pa.large_list(pa.struct({"role": pa.large_string(), "content": pa.string()}))
 MAP = pa.list_(pa.map_(pa.string(), pa.string()))
+
+
+class TestTools:
+    """What a call or a tool holds is written as JSON again: answers, journals, the prompt itself."""
+
+    @staticmethod
+    def row(arguments: str) -> bytes:
+        call = b'{"function": {"name": "f", "arguments": ' + arguments.encode() + b"}}"
+        return (
+            b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": ['
+            + call
+            + b"]}]}"
+        )
+
+    @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+    def test_arguments_with_a_number_that_json_has_not_stay_the_text_that_they_were(self, tmp_path: Path, number: str) -> None:
+        (found,) = read(self.row(json.dumps(f'{{"x": {number}}}')), tmp_path)
+        assert isinstance(found, Conversation)
+        assert found.messages[1].tool_calls[0]["function"]["arguments"] == f'{{"x": {number}}}'
+        to_json(found)
+
+    @pytest.mark.parametrize("arguments", ['{"x": NaN}', '{"x": 1e999}', '"{\\"x\\": \\"\\\\ud800\\"}"'])
+    def test_values_that_json_has_not_are_one_bad_row(self, tmp_path: Path, arguments: str) -> None:
+        assert texts(read(self.row(arguments), tmp_path)) == ["wrong_type"]
+
+    @pytest.mark.parametrize("value", [float("nan"), b"bytes", datetime(2026, 1, 1, tzinfo=UTC)])
+    def test_a_table_s_values_that_json_has_not_are_one_bad_row(self, tmp_path: Path, value: Any) -> None:
+        rows = [{"prompt": "q", "response": "a", "tools": [{"name": "f", "least": value}]}, {"prompt": "q", "response": "b"}]
+        assert texts(read(as_parquet(pa.Table.from_pylist(rows)), tmp_path, "f.parquet")) == ["wrong_type", ("q", "b")]
 
 
 class TestTables:
