@@ -42,7 +42,7 @@ test-unit: $(STAMP) ## the part of it that is over soon: nothing but units (test
 	tests/run $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not component' --durations=5 \
 	  tests/unit tests/test_architecture.py
 
-# Thousands of random histories and schedules, sixty kills, whole drills: before a release. Interrupted, it goes on where it was.
+# Thousands of random histories and schedules, sixty kills, whole drills, the soak: before a release. Interrupted, it goes on where it was.
 test-full: $(STAMP) ## every test at full length (at most two hours on two cores; stores benchmarks/results/test_full.json)
 	$(BIN)/python -m benchmarks.test_full
 

@@ -1,4 +1,4 @@
-"""The release test: every test with `DFLASH_FULL=1`, thousands of histories and schedules, sixty kills; at most two hours.
+"""The release test: every test with `DFLASH_FULL=1`, thousands of histories and schedules, sixty kills, a soak; at most two hours.
 
 Each integration test file and each folder of unit tests is a part with a pytest process of its own, three at a time. A part's
 outcome is appended to `<work>/parts.jsonl` at once, so an interrupted release test goes on where it was: what has passed runs again
